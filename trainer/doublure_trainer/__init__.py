@@ -1,0 +1,1 @@
+"""The part of doublure that trains: server, job process, models, gate, checkpoints."""
