@@ -198,7 +198,8 @@ class Array(Kind):
 
     def encode(self, where: str, value: Any, parts: list[Any]) -> Any:
         array = self.check(where, value)
-        parts.append(array)
+        # A memoryview of an empty array cannot be cast to bytes, so it goes as empty bytes.
+        parts.append(array if array.size else b"")
         return [array.dtype.str, list(array.shape), len(parts)]
 
     def decode(self, where: str, entry: Any, parts: Parts) -> np.ndarray[Any, np.dtype[Any]]:
