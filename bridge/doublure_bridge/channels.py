@@ -31,15 +31,18 @@ class Received(NamedTuple):
 class _Socket:
     """Shared by both ends: options, non-blocking receive, idempotent close."""
 
-    def __init__(self, context: zmq.Context[Any], kind: int, *, queue: int, max_part: int) -> None:
+    def __init__(
+        self, context: zmq.Context[Any], kind: int, *, queue: int, max_part: int, keepalive: bool
+    ) -> None:
         self._socket: zmq.Socket[Any] = context.socket(kind)
         self._socket.linger = 0
         self._socket.sndhwm = queue
         self._socket.rcvhwm = queue
         self._socket.maxmsgsize = max_part
-        # Half-open TCP connections are found by ZMTP's own heartbeat, in the I/O thread.
-        self._socket.heartbeat_ivl = 1000
-        self._socket.heartbeat_timeout = 3000
+        if keepalive:
+            # Half-open TCP connections are found by ZMTP's own heartbeat, in the I/O thread.
+            self._socket.heartbeat_ivl = 1000
+            self._socket.heartbeat_timeout = 3000
 
     @property
     def raw(self) -> zmq.Socket[Any]:
@@ -75,6 +78,8 @@ class Dealer(_Socket):
     Args:
         endpoint: ``tcp://127.0.0.1:5570`` or ``ipc://…``; connecting never blocks.
         queue: High-water mark in messages, each way.
+        keepalive: Drop the connection when the peer's process has not answered for 3 s. Off
+            between a server and its jobs: there a stopped process is to keep its connection.
     """
 
     def __init__(
@@ -84,8 +89,9 @@ class Dealer(_Socket):
         *,
         queue: int = 64,
         max_part: int = MAX_FRAME_BYTES,
+        keepalive: bool = True,
     ) -> None:
-        super().__init__(context, zmq.DEALER, queue=queue, max_part=max_part)
+        super().__init__(context, zmq.DEALER, queue=queue, max_part=max_part, keepalive=keepalive)
         # Queue only to a live connection: what cannot be sent now is dropped by us, and counted,
         # instead of being delivered stale after a reconnect.
         self._socket.immediate = 1
@@ -120,6 +126,7 @@ class Router(_Socket):
 
     Args:
         endpoint: Where to listen; a port of ``*`` or 0 lets the system pick one.
+        keepalive: As for `Dealer`.
 
     Raises:
         AddressError: The port is in use, or may not be bound.
@@ -132,8 +139,9 @@ class Router(_Socket):
         *,
         queue: int = 256,
         max_part: int = MAX_FRAME_BYTES,
+        keepalive: bool = True,
     ) -> None:
-        super().__init__(context, zmq.ROUTER, queue=queue, max_part=max_part)
+        super().__init__(context, zmq.ROUTER, queue=queue, max_part=max_part, keepalive=keepalive)
         # Without it a message to a peer that has left would vanish silently.
         self._socket.router_mandatory = 1
         try:
