@@ -1,0 +1,148 @@
+"""Received weights: validated on the sender thread before anything may draw with them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from doublure_bridge import (
+    BridgeError,
+    ModelSpec,
+    model_spec_from_dict,
+    tensors_digest,
+    unpack_tensors,
+)
+from doublure_bridge import Weights as WeightsMessage
+from numpy.typing import NDArray
+
+from .errors import WeightsError
+from .evaluate import Evaluator
+
+__all__ = ["PROBE_TOLERANCE", "Weights", "validate_weights"]
+
+PROBE_TOLERANCE = 2e-3
+"""Accepted |difference| at a golden probe, times 1 + |colour|.
+
+Both sides evaluate in float32, and colour = expm1(o) turns an error e in o into e (1 + |colour|).
+Different summation orders through the widest layers accepted cost about 1e-4 in o; a wrong layout,
+a swapped axis or a missing texel costs 1e-1. 2e-3 is half a step of an 8-bit display.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """Validated weights, ready to upload. Compared by identity; the arrays are read-only.
+
+    Attributes:
+        version: Rises with each publication of a source.
+        step: Training step they were taken at.
+        spec: The model they belong to.
+        tensors: Every tensor of `spec` by name, in its order.
+        scores: Held-out scores: psnr_db, relmse, peak_ratio.
+        seconds: Time spent training when they were taken, s.
+        digest: SHA-256 of the safetensors file they came in, 32 bytes.
+        source: Digest of the source they were learned from, 32 bytes.
+        arrived: `time.monotonic()` when they came in from the trainer.
+        evaluator: Evaluates them in NumPy: float32 points [n, 3] to linear RGB [n, 3].
+    """
+
+    version: int
+    step: int
+    spec: ModelSpec
+    tensors: Mapping[str, NDArray[np.floating[Any]]]
+    scores: Mapping[str, Any]
+    seconds: float
+    digest: bytes
+    source: bytes
+    arrived: float = field(default_factory=time.monotonic)
+    evaluator: Evaluator | None = field(default=None, repr=False)
+
+
+def validate_weights(
+    message: WeightsMessage, *, session: bytes, newest: int, source: bytes, arrived: float
+) -> Weights:
+    """Check everything about received weights, cheapest first.
+
+    Args:
+        message: As decoded.
+        session: The session that is open.
+        newest: Version last validated; 0 for none.
+        source: Digest of the source being learned.
+        arrived: `time.monotonic()` of arrival.
+    Raises:
+        WeightsError: The first thing that is wrong: session, version, digest, model, tensors,
+            non-finite values, probes.
+    """
+    name = f"weights {message.version}"
+    if message.session != session:
+        raise WeightsError(f"{name} session", expected="the open session", got="another one")
+    if message.version <= newest:
+        raise WeightsError(f"{name} version", expected=f"newer than {newest}", got=message.version)
+    digest = tensors_digest(message.tensors)
+    if digest != message.digest:
+        raise WeightsError(
+            f"{name} digest", expected=message.digest.hex()[:16], got=digest.hex()[:16],
+            next_step="the tensors were damaged on the way",
+        )  # fmt: skip
+    try:
+        spec = model_spec_from_dict(message.model)
+        tensors = unpack_tensors(message.tensors, spec)
+    except BridgeError as error:
+        raise WeightsError(
+            f"{name} {error.what}", expected=error.expected, got=error.got,
+            next_step=error.next_step,
+        ) from None  # fmt: skip
+    for key, tensor in tensors.items():
+        finite = np.isfinite(tensor)
+        if not finite.all():
+            place = tuple(int(i) for i in np.argwhere(~finite)[0])
+            raise WeightsError(
+                f"{name} tensor {key}", expected="finite values", got=f"{tensor[place]} at {place}"
+            )
+    evaluator = Evaluator(spec, tensors)
+    _check_probes(name, evaluator, message.probe_points, message.probe_colors)
+    return Weights(
+        version=message.version,
+        step=message.step,
+        spec=spec,
+        tensors=tensors,
+        scores=message.scores,
+        seconds=message.seconds,
+        digest=digest,
+        source=source,
+        arrived=arrived,
+        evaluator=evaluator,
+    )
+
+
+def _check_probes(
+    name: str,
+    evaluator: Evaluator,
+    points: NDArray[np.float32],
+    colours: NDArray[np.float32],
+) -> None:
+    if len(points) == 0 or len(points) != len(colours):
+        raise WeightsError(
+            f"{name} probes", expected="as many colours as points, and at least one",
+            got=f"{len(points)} points, {len(colours)} colours",
+        )  # fmt: skip
+    if not (np.isfinite(points).all() and np.isfinite(colours).all()):
+        raise WeightsError(f"{name} probes", expected="finite values", got="others")
+    drawn = evaluator(points)
+    excess = np.abs(drawn - colours) / (1.0 + np.abs(colours))
+    # `not <=` so that a NaN from the evaluator fails too.
+    bad = ~(excess <= PROBE_TOLERANCE)
+    if bad.any():
+        probe, channel = np.unravel_index(
+            int(np.argmax(np.where(np.isnan(excess), np.inf, excess))), excess.shape
+        )
+        raise WeightsError(
+            f"{name} probes",
+            expected=f"{colours[probe, channel]:.6g} in {'rgb'[int(channel)]} at "
+            f"(x, y, t) = ({', '.join(f'{v:.4f}' for v in points[probe])})",
+            got=f"{drawn[probe, channel]:.6g}; {int(bad.any(axis=1).sum())} of {len(bad)} differ",
+            next_step="the trainer and this plugin read the model differently; update both",
+        )
