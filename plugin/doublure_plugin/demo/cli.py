@@ -1,0 +1,193 @@
+"""The `doublure demo` command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ..hosts import HOSTS
+from ..scenes import SCENES
+from .run import DemoOptions, Status, Watch, run_scene, write_summary
+
+__all__ = ["demo"]
+
+_LINE_EVERY_S = 0.125
+_PLAIN_EVERY_S = 2.0
+
+
+def demo(
+    scene: Annotated[str, typer.Option(help=f"{', '.join(SCENES)}, or all.")] = "plasma",
+    seconds: Annotated[float, typer.Option(help="Training time a scene, s.", min=1)] = 30.0,
+    host: Annotated[str, typer.Option(help=f"{', '.join(HOSTS)}.")] = "auto",
+    out: Annotated[Path, typer.Option(help="Directory for pictures and summary.json.")] = Path(
+        "doublure-demo"
+    ),
+    size: Annotated[int, typer.Option(help="Width and height, pixels.", min=16, max=8192)] = 512,
+    model: Annotated[str, typer.Option(help="grid, compact, or auto to race them.")] = "auto",
+    trainer: Annotated[
+        str | None, typer.Option(help="Address of a running trainer; starts one if not given.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of sampling and training.")] = 0,
+) -> None:
+    """Draw an expensive shader, learn its stand-in live, and swap it in while it runs."""
+    began = time.perf_counter() - _process_age()
+    names = list(SCENES) if scene == "all" else [scene]
+    if names[0] not in SCENES:
+        raise typer.BadParameter(f"expected one of {', '.join(SCENES)} or all, got {scene!r}")
+    if host not in HOSTS:
+        raise typer.BadParameter(f"expected one of {', '.join(HOSTS)}, got {host!r}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if not os.access(out, os.W_OK):
+            raise PermissionError(13, "not writable")
+    except OSError as error:
+        raise typer.BadParameter(
+            f"--out: expected a directory that can be written, got {out} ({error.strerror}); "
+            "choose another with --out DIR"
+        ) from None
+    options = DemoOptions(
+        seconds=seconds, host=host, out=out, size=(size, size), model=model, trainer=trainer,
+        seed=seed,
+    )  # fmt: skip
+    console = Console()
+    runs: list[dict[str, Any]] = []
+    interrupted = False
+    try:
+        for name in names:
+            with _watching(console) as watch:
+                runs.append(run_scene(name, options, watch, began=began))
+            _say_result(console, runs[-1])
+            began = time.perf_counter()
+    except KeyboardInterrupt:
+        # The context managers have stopped training and closed the host in order by now.
+        interrupted = True
+        console.print("[yellow]interrupted: training was stopped and nothing is left running[/]")
+    finally:
+        if runs or interrupted:
+            write_summary(out, runs, {"interrupted": interrupted, "hardware": _hardware()})
+    if len(runs) > 1:
+        console.print(_results(runs))
+    if runs:
+        console.print(f"pictures and summary.json are in {out}")
+    if interrupted:
+        raise typer.Exit(130)
+
+
+@contextmanager
+def _watching(console: Console) -> Iterator[Watch]:
+    """A live line on a terminal, a plain line every two seconds elsewhere."""
+    shown_at = -1e9
+    if not console.is_terminal:
+
+        def plain(status: Status) -> None:
+            nonlocal shown_at
+            _say_notices(console, status)
+            now = time.perf_counter()
+            if now - shown_at >= _PLAIN_EVERY_S:
+                shown_at = now
+                print(_line(status), flush=True)
+
+        yield plain
+        return
+    # Refreshed by us: a refreshing thread would take the interpreter lock from the render loop.
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def watch(status: Status) -> None:
+            nonlocal shown_at
+            _say_notices(console, status)
+            now = time.perf_counter()
+            if now - shown_at >= _LINE_EVERY_S:
+                shown_at = now
+                live.update(Text(_line(status), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+        yield watch
+
+
+def _line(status: Status) -> str:
+    parts = [f"{status.scene:<7} {status.elapsed:5.1f} s", f"{status.state:<9}"]
+    if status.step:
+        parts.append(f"{status.family} step {status.step:,}")
+        parts.append(f"{status.samples_per_s / 1e6:.2f} M samples/s")
+    if status.held_out_db is not None:
+        parts.append(f"held-out {status.held_out_db:.1f} dB")
+    parts.append(f"reloads {status.reloads}")
+    parts.append(f"frame {status.frame_ms:.1f} ms")
+    parts.append(f"shows {status.showing}")
+    return " · ".join(parts)
+
+
+def _say_notices(console: Console, status: Status) -> None:
+    for text in status.notices:
+        console.print(Text(f"{status.scene}: {text}", style="yellow"))
+    status.notices.clear()
+
+
+def _say_result(console: Console, run: dict[str, Any]) -> None:
+    if run["held_out_psnr_db"] is None:
+        console.print(f"{run['scene']}: no weights passed the gate in {run['seconds']:.1f} s")
+        return
+    stop = "" if run["stop_ms"] is None else f", stopped in {run['stop_ms']:.0f} ms"
+    console.print(
+        f"{run['scene']}: {run['held_out_psnr_db']:.1f} dB on test slices after "
+        f"{run['seconds']:.0f} s of training; first learned pixels after "
+        f"{run['first_learned_pixels_s']:.1f} s; {run['reloads']} reloads{stop}; {run['verdict']}",
+        highlight=False,
+    )
+
+
+def _results(runs: list[dict[str, Any]]) -> Table:
+    table = Table(title="on test slices, which training and gate never saw")
+    for title in ("scene", "dB", "relative MSE", "first pixels, s", "reloads", "source, ms",
+                  "stand-in, ms", "capture, µs", "stop, ms"):  # fmt: skip
+        table.add_column(title, justify="left" if title == "scene" else "right")
+    keys = (
+        "held_out_psnr_db", "held_out_relmse", "first_learned_pixels_s", "reloads",
+        "source_frame_ms", "standin_frame_ms", "capture_us_median", "stop_ms",
+    )  # fmt: skip
+    for run in runs:
+        values = ("-" if run[key] is None else f"{run[key]:.4g}" for key in keys)
+        table.add_row(run["scene"], *values)
+    return table
+
+
+def _hardware() -> dict[str, Any]:
+    model = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "doublure": version("doublure"),
+    }
+
+
+def _process_age() -> float:
+    """Seconds since this process was started, so that start-up counts; 0 where unknown."""
+    if sys.platform != "linux":
+        return 0.0
+    try:
+        after_name = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+        started = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    except (OSError, ValueError, IndexError):
+        return 0.0
