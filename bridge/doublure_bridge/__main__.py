@@ -1,6 +1,6 @@
 """The `doublure` command. Each package declares its sub-commands; this one only gathers them."""
 
-from __future__ import annotations
+# No postponed annotations here: typer reads those of `root` while its own import is local.
 
 import os
 import sys

@@ -46,15 +46,14 @@ class Scores:
         return asdict(self)
 
 
-def tonemap(color: NDArray[Any]) -> NDArray[np.float32]:
+def tonemap(color: NDArray[Any]) -> NDArray[np.floating[Any]]:
     """Linear RGB to display values in [0, 1]: c / (1 + c), then the sRGB curve.
 
     The first is Reinhard's simple operator (Reinhard et al. 2002, eq. 3), the second IEC 61966-2-1.
     """
-    c = np.maximum(np.asarray(color, np.float32), 0)
+    c: NDArray[np.floating[Any]] = np.maximum(np.asarray(color, np.float32), 0)
     c = c / (1 + c)
-    srgb = np.where(c <= 0.0031308, 12.92 * c, 1.055 * np.power(c, 1 / 2.4) - 0.055)
-    return srgb.astype(np.float32)
+    return np.where(c <= 0.0031308, 12.92 * c, 1.055 * np.power(c, 1 / 2.4) - 0.055)
 
 
 def score_image(prediction: NDArray[Any], reference: NDArray[Any]) -> Scores:

@@ -197,20 +197,21 @@ class Session:
         self._timings.add(time.perf_counter_ns() - began)
         return True
 
-    def capture_rows(self, rows: NDArray[np.float32], t: float) -> bool:
+    def capture_rows(self, rows: NDArray[np.float32], t: float | None = None) -> bool:
         """Hand over pixels that the host sampled itself, on its GPU. Never blocks.
 
         Args:
             rows: float32 [n, 6], n <= rows_per_frame: x, y, t in [-1, 1] (pixel centres, x right,
                 y down), then linear r, g, b, unclamped. Copied; free on return.
-            t: The parameter the frame was drawn with, in the declared range, as `capture` takes it.
+            t: The parameter the frame was drawn with, in the declared range, as `capture` takes it;
+                None reads it, normalised, from the first row.
         Returns:
             Whether they were taken; False when they were dropped and counted.
         Raises:
             CaptureError: The call is wrong: type, dtype, shape or range.
         """
         began = time.perf_counter_ns()
-        u = self._normalise(t)
+        u = None if t is None else self._normalise(t)
         data = check_rows(rows, self._rows_per_frame)
         self._captures += 1
         sender = self._sender
@@ -225,7 +226,7 @@ class Session:
         slot.bytes[: len(data)] = data
         slot.layout = None
         slot.count = rows.shape[0]
-        slot.t = u
+        slot.t = float(rows[0, 2]) if u is None else u
         slot.sequence = self._captures
         slot.captured_ns = began
         ring.publish()

@@ -45,6 +45,8 @@ class Weights:
         seconds: Time spent training when they were taken, s.
         digest: SHA-256 of the safetensors file they came in, 32 bytes.
         source: Digest of the source they were learned from, 32 bytes.
+        probes: Golden probes: points x, y, t and the colours they give, float32 [n, 3] each, for a
+            host's test of its own device.
         arrived: `time.monotonic()` when they came in from the trainer.
         evaluator: Evaluates them in NumPy: float32 points [n, 3] to linear RGB [n, 3].
     """
@@ -57,6 +59,7 @@ class Weights:
     seconds: float
     digest: bytes
     source: bytes
+    probes: tuple[NDArray[np.float32], NDArray[np.float32]]
     arrived: float = field(default_factory=time.monotonic)
     evaluator: Evaluator | None = field(default=None, repr=False)
 
@@ -113,6 +116,7 @@ def validate_weights(
         seconds=message.seconds,
         digest=digest,
         source=source,
+        probes=(message.probe_points, message.probe_colors),
         arrived=arrived,
         evaluator=evaluator,
     )

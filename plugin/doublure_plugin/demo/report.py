@@ -37,7 +37,8 @@ def display(picture: Picture, white: float) -> NDArray[np.uint8]:
     c = np.maximum(picture, 0)
     c = np.clip(c * (1 + c / (white * white)) / (1 + c), 0, 1)
     srgb = np.where(c <= 0.0031308, 12.92 * c, 1.055 * np.power(c, 1 / 2.4) - 0.055)
-    return (srgb * 255 + 0.5).astype(np.uint8)
+    out: NDArray[np.uint8] = (srgb * 255 + 0.5).astype(np.uint8)
+    return out
 
 
 def save_comparison(

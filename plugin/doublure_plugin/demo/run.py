@@ -222,9 +222,8 @@ def _learn(
         status.state = progress.state if progress and session.opened else session.state
         status.elapsed, status.reloads = now - first_frame, host.stats.reloads
         status.showing = host.showing
-        status.frame_ms += 0.1 * (
-            float(np.mean(host.frame_us()[-1:] or [0])) / 1e3 - status.frame_ms
-        )
+        status.frame_ms += 0.1 * ((now - last) * 1e3 - status.frame_ms)
+        last = now
         watch(status)
         if session.state in ("failed", "refused") and session.error is not None:
             raise session.error

@@ -55,7 +55,9 @@ class SessionLike(Protocol):
     """What a host needs of a session. Nothing here may block."""
 
     @property
-    def opened(self) -> bool: ...
+    def opened(self) -> object:
+        """True in a boolean context once the trainer takes rows."""
+
     @property
     def model_specs(self) -> tuple[ModelSpec, ...]:
         """The models that may be published, once `opened`."""
