@@ -124,7 +124,7 @@ def check_rows(rows: Any, capacity: int) -> memoryview:
             "capture rows", expected="a C-contiguous array", got=f"strides {rows.strides}",
             next_step="pass numpy.ascontiguousarray(rows)",
         )  # fmt: skip
-    return memoryview(rows).cast("B")
+    return rows.data.cast("B")
 
 
 class FrameReader:

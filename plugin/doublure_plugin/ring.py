@@ -48,7 +48,7 @@ class Slot:
 
     def __init__(self, rows: int, gathered: int) -> None:
         buffer = np.zeros(rows * ROW_BYTES, np.uint8)
-        self.bytes = memoryview(buffer)
+        self.bytes = buffer.data
         """The whole buffer, for copying finished rows in."""
         self.rows: NDArray[np.float32] = buffer.view(np.float32).reshape(rows, 6)
         self.pixels: dict[tuple[str, int], NDArray[Any]] = {

@@ -27,7 +27,7 @@ from doublure_bridge import PROTOCOL_OLDEST, PROTOCOL_VERSION, BridgeError, Deal
 
 from .capture import FrameReader
 from .digest import Source
-from .errors import PluginError, TrainerError, WeightsError
+from .errors import PluginError, TrainerError
 from .feeder import Feeder
 from .options import Options, SourceCommand, StopCommand
 from .resume import read_resume, write_resume
@@ -43,11 +43,11 @@ STARTING, BOOTING, GREETING, OPENING, LIVE, ENDED = (
     "starting", "booting", "greeting", "opening", "live", "ended",
 )  # fmt: skip
 
-_IDLE_POLL_S: Final = 0.05
-_OPEN_POLL_S: Final = 0.02
+_IDLE_POLL_MS: Final = 50
+_OPEN_POLL_MS: Final = 20
 # While frames arrive the ring is looked at this often: a wake-up by the render thread would be a
 # system call there, and every system call gives the interpreter lock away.
-_BUSY_POLL_S: Final = 0.004
+_BUSY_POLL_MS: Final = 4
 
 
 class Sender:
@@ -94,6 +94,7 @@ class Sender:
         self._stop_since = 0.0
         self._stop_sent = False
         self._draining = False
+        self._superseded = False
         self._crashes = 0
         self._released = False
         self._context: zmq.Context[Any] | None = None
@@ -186,8 +187,8 @@ class Sender:
         now = time.monotonic()
         # A connection that comes up wakes nobody; a new attempt is watched closely for a while.
         asking = self._phase in (GREETING, OPENING) and not self._asked and now - self._since < 1.0
-        open_s = _OPEN_POLL_S if self.feeder.open else _IDLE_POLL_S
-        poller.poll((_BUSY_POLL_S if self.feeder.busy or asking else open_s) * 1000)
+        patient = _OPEN_POLL_MS if self.feeder.open else _IDLE_POLL_MS
+        poller.poll(_BUSY_POLL_MS if self.feeder.busy or asking else patient)
         with contextlib.suppress(OSError):
             while self._wake_out.recv(256):
                 pass
@@ -216,22 +217,25 @@ class Sender:
         self.progress = None
         self._resume = self._stored_resume()
         self._notice("info", f"the source has changed ({command.reason}): training starts anew")
-        if self._draining:
-            return
-        if self._phase == LIVE and self.opened is not None and self._control is not None:
+        if self._phase == OPENING and self._asked:
+            # The answer on its way is about the old source; it is ended when it has a name.
+            self._superseded = True
+        elif self._phase == LIVE and not self._draining:
+            self._end_old_session()
+
+    def _end_old_session(self) -> None:
+        """The old job ends before a new one is asked for; the same connection serves both."""
+        assert self.opened is not None
+        if self._control is not None:
             self._control.send(
                 bridge.SourceChanged(
                     session=self.opened.session,
-                    digest=command.source.digest,
-                    reason=command.reason[:250],
+                    digest=self._source.digest,
+                    reason=f"now {self._source.name}",
                 )
             )
-            # The old job ends before the new one is asked for; the same connection serves both.
-            self._draining = True
-            self._since = time.monotonic()
-        elif self._phase == OPENING:
-            # The answer that is on its way concerns the old source: start over to be sure.
-            self._reconnect()
+        self._draining = True
+        self._since = time.monotonic()
 
     def _pursue_stop(self, command: StopCommand) -> None:
         """Say Stop as soon as it can be said, and leave when answered, late or alone."""
@@ -242,7 +246,7 @@ class Sender:
                 message = bridge.Stop(session=self.opened.session, reason=command.reason[:250])
                 self._stop_sent = self._control.send(message)
             return
-        if self._phase == OPENING and not late and not self._live.lost:
+        if self._phase == OPENING and self._asked and not late and not self._live.lost:
             # A job may be on its way; it gets its Stop as soon as it has a name.
             return
         if self._phase == LIVE and late:
@@ -378,6 +382,7 @@ class Sender:
                 resume=self._resume,
             )
             self._asked = self._control.send(ask)
+            self._superseded = False
         self._beat(b"")
         if self._live.lost:
             self._notice("warning", "the trainer went silent while it opened the session")
@@ -427,7 +432,8 @@ class Sender:
             except BridgeError as error:
                 self._warn_once(error, "ignored a message from the trainer")
                 continue
-            if self._lost and self._phase == LIVE and not isinstance(message, bridge.Error):
+            forgotten = isinstance(message, bridge.Error) and message.code == "unknown_session"
+            if self._lost and self._phase == LIVE and not forgotten:
                 self._regain()
             if isinstance(message, bridge.Weights):
                 if newest is None or message.version > newest.version:
@@ -463,12 +469,10 @@ class Sender:
                 if self.opened is not None and message.session == self.opened.session:
                     self._handle_session(message)
             case _:
+                wrong = type(message).__name__
                 self._warn_once(
-                    TrainerError(
-                        "message", expected="one for hosts", got=type(message).__name__
-                    ),
-                    "ignored",
-                )  # fmt: skip
+                    TrainerError("message", expected="one for hosts", got=wrong), "ignored"
+                )
 
     def _welcomed(self, message: bridge.Welcome) -> None:
         if self._phase != GREETING:
@@ -479,10 +483,9 @@ class Sender:
                 error.what, expected=error.expected, got=error.got, next_step=error.next_step
             )
         self.trainer_pid = message.pid
-        interval = message.heartbeat_ms / 1000 if message.heartbeat_ms else self.timing.heartbeat
-        self._live = Liveness(
-            interval_s=min(interval, self.timing.lost / 3), timeout_s=self.timing.lost
-        )
+        # Often enough for one to go missing, whatever the trainer proposes.
+        interval = min(max(message.heartbeat_ms / 1000, 0.05), self.timing.lost / 3)
+        self._live = Liveness(interval_s=interval, timeout_s=self.timing.lost)
         if not self._resume:
             self._resume = self._stored_resume()
         self._enter(OPENING)
@@ -497,6 +500,11 @@ class Sender:
             raise TrainerError(
                 error.what, expected=error.expected, got=error.got, next_step=error.next_step
             ) from None
+        if self._superseded:
+            self.opened = message
+            self._enter(LIVE)
+            self._end_old_session()
+            return
         resumed = message.resume == self._resume and message.step > 0
         if not resumed:
             # The new job counts its versions from one again.
@@ -516,9 +524,7 @@ class Sender:
         how = f"resumed at step {message.step}" if resumed else "new"
         self._notice("info", f"session with trainer {self.trainer_pid} ({how})")
 
-    def _handle_session(
-        self, message: bridge.Credit | bridge.Progress | bridge.Stopped
-    ) -> None:  # fmt: skip
+    def _handle_session(self, message: bridge.Credit | bridge.Progress | bridge.Stopped) -> None:
         match message:
             case bridge.Credit():
                 self.feeder.grant(message.frames)
@@ -533,12 +539,17 @@ class Sender:
                     self._draining = False
                     self.opened = None
                     self._enter(OPENING)
-                else:
+                elif message.reason == "taken over":
+                    # Coming back would take it over in turn, and so on for ever.
                     raise TrainerError(
-                        "session", expected="training to go on",
-                        got=f"the trainer ended it: {message.reason}",
-                        next_step="open another session",
+                        "session", expected="to be the only one of its directory",
+                        got="another host resumed it", next_step="give each host its own directory",
                     )  # fmt: skip
+                else:
+                    self._notice("warning", f"the trainer ended the session: {message.reason}")
+                    self._lose()
+                    self.opened = None
+                    self._reconnect(pause=1.0)
 
     def _handle_error(self, message: bridge.Error) -> None:
         if message.code == "unknown_session":
@@ -578,7 +589,8 @@ class Sender:
                 source=self._source.digest,
                 arrived=self._live.last_seen,
             )
-        except WeightsError as error:
+        except Exception as error:
+            # Whatever goes wrong in judging weights is a verdict on the weights.
             self.rejected += 1
             self._notice("warning", f"refused {error}; kept the last good ones")
             self.outbox.append(

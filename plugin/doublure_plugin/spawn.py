@@ -215,7 +215,7 @@ class LocalTrainer:
         """
         if self._stdout.closed:
             return None
-        chunk = self._stdout.read(4096)
+        chunk: bytes | None = self._stdout.read(4096)
         if chunk is None:
             return None
         self._line += chunk

@@ -135,7 +135,9 @@ def _check_probes(
         )  # fmt: skip
     if not (np.isfinite(points).all() and np.isfinite(colours).all()):
         raise WeightsError(f"{name} probes", expected="finite values", got="others")
-    drawn = evaluator(points)
+    # Weights that overflow are refused below; they need not warn first.
+    with np.errstate(all="ignore"):
+        drawn = evaluator(points)
     excess = np.abs(drawn - colours) / (1.0 + np.abs(colours))
     # `not <=` so that a NaN from the evaluator fails too.
     bad = ~(excess <= PROBE_TOLERANCE)
