@@ -132,7 +132,8 @@ def save_plot(path: Path, trace: QualityTrace, *, title: str, measured_db: float
         axes.axhline(measured_db, color="#16a34a", ls="--", lw=1, label="test slices, full frames")
     axes.set(title=title, xlabel="seconds since start", ylabel="tonemapped PSNR, dB")
     axes.grid(alpha=0.25)
-    axes.legend(loc="lower right")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower right")
     _atomic(path, lambda temporary: figure.savefig(temporary, format="png", dpi=120))
 
 
