@@ -113,8 +113,14 @@ class Client:
     def _until(self, condition: Callable[[], bool], doing: str) -> None:
         deadline = time.monotonic() + self.timeout_s
         while not condition():
-            assert time.monotonic() < deadline, f"{doing}: only {self.seen}"
+            assert time.monotonic() < deadline, f"{doing}: only {self._told()}"
             self.pump()
+
+    def _told(self) -> list[str]:
+        """What has come instead, short enough to read."""
+        return [
+            f"{m.code}: {m.what}" if isinstance(m, Error) else type(m).__name__ for m in self.seen
+        ]
 
     def greet(self) -> Welcome:
         self.send(hello(token=self.token))

@@ -85,6 +85,9 @@ class Desk:
             return
         job.last_seen = time.monotonic()
         session: Session | None = job.session
+        if session is not None and session.silence_reported:
+            session.silence_reported = False
+            log.info("%s: job %d is heard again", session.name, job.pid)
         if envelope.tag == Heartbeat.tag:
             beat = decode(parts)
             if isinstance(beat, Heartbeat) and not beat.reply:
@@ -94,9 +97,6 @@ class Desk:
             return
         if session is None or session.job is not job or envelope.first != session.id:
             return
-        if session.silence_reported:
-            session.silence_reported = False
-            log.info("%s: job %d is heard again", session.name, job.pid)
         if envelope.tag == Weights.tag:
             self._publish(session, parts)
         elif envelope.tag == Progress.tag:

@@ -60,6 +60,7 @@ _TURN = 256
 """Messages taken from one socket before the other gets its turn."""
 _TICK_MS = 100
 _HURRY_MS = 4
+_GOODBYE_S = 0.15
 _REMEMBERED = 64
 _MAX_PEERS = 1024
 _LOCAL_SOCKET = "jobs.sock"
@@ -160,6 +161,11 @@ class Hub:
     def run(self) -> None:
         """Serve until drained or abandoned."""
         while not (self.drained or self.abandoned):
+            self.step()
+        # A DEALER that is set to queue only to live connections drops what its program has not
+        # read yet when the connection ends, so the hosts get a moment to read their Stopped.
+        goodbye = time.monotonic() + _GOODBYE_S
+        while self._desk.ended and not self.abandoned and time.monotonic() < goodbye:
             self.step()
 
     def step(self, timeout_ms: int = _TICK_MS) -> None:
