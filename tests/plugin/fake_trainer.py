@@ -6,12 +6,15 @@ In a thread of the test (`FakeTrainer`), or as a process of its own that can be 
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import select
 import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import doublure_bridge as bridge
@@ -33,7 +36,7 @@ def tensors(seed: int = 0, spec: bridge.ModelSpec = SPEC) -> dict[str, NDArray[A
     }
 
 
-def weights(session: bytes, version: int, **changes: Any) -> bridge.Weights:
+def weights(session: bytes, version: int, /, **changes: Any) -> bridge.Weights:
     """A Weights message that passes validation, unless `changes` spoil it."""
     model = changes.pop("spec", SPEC)
     values: Mapping[str, NDArray[Any]] = changes.pop("values", None) or tensors(version, model)
@@ -76,11 +79,13 @@ class FakeTrainer:
         self.step = 0
         self.resume_tokens: set[bytes] = set()
         self.errors: dict[type[bridge.Message], bridge.Error] = {}
+        self.token = b""
         self.welcome: dict[str, Any] = {}
         self.received: list[bridge.Message] = []
         self.keep = True
         self.frames = 0
         self.sessions: dict[bytes, bytes] = {}
+        self.peers: list[bytes] = []
         for name, value in attributes.items():
             assert hasattr(self, name), name
             setattr(self, name, value)
@@ -144,6 +149,9 @@ class FakeTrainer:
             return [error]
         match message:
             case bridge.Hello():
+                self.peers.append(peer)
+                if self.token and message.token != self.token:
+                    return [bridge.Error(session=b"", code="token", what="token")]
                 fields: dict[str, Any] = {
                     "protocol": bridge.PROTOCOL_VERSION,
                     "software": "fake",
@@ -205,6 +213,25 @@ def wait_for(condition: Any, what: str, *, within_s: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not within {within_s} s: {what}"
         time.sleep(0.002)
+
+
+def spawned() -> None:
+    """Behave as the server that a session starts: token in, ready line out, gone at end of input.
+
+    The resume token is kept in the runtime directory, as the real server's jobs are.
+    """
+    runtime = Path(sys.argv[sys.argv.index("--runtime-dir") + 1])
+    (runtime / "environment.json").write_text(json.dumps(dict(os.environ)))
+    token = bytes.fromhex(json.loads(sys.stdin.readline())["token"])
+    stored = runtime / "tokens"
+    known = {bytes.fromhex(t) for t in stored.read_text().split()} if stored.exists() else set()
+    with FakeTrainer(keep=False, token=token, resume_tokens=known, step=50) as trainer:
+        print(json.dumps({"ready": True, "endpoint": trainer.endpoint, "pid": os.getpid()}))
+        sys.stdout.flush()
+        os.close(1)
+        while select.select([0], [], [], 0.01) == ([], [], []):
+            stored.write_text(" ".join(t.hex() for t in trainer.resume_tokens))
+    os._exit(0)
 
 
 if __name__ == "__main__":
