@@ -128,15 +128,17 @@ def test_applied_weights_stay_usable_after_stop() -> None:
     with FakeTrainer() as trainer, Session(SOURCE, (0, 1), trainer=trainer.endpoint) as session:
         wait_for(lambda: session.state == "streaming", "streaming")
         trainer.publish(1)
-        wait_for(
-            lambda: (w := session.poll()) is not None and session.applied(w) is None, "weights"
-        )
+        wait_for(lambda: session._sender is not None and session._sender.ready, "weights")
+        weights = session.poll()
+        assert weights is not None
+        session.applied(weights)
         session.stop(wait=True)
-        assert session.current is not None
-        assert session.current.evaluator is not None
-        assert session.current.evaluator(np.zeros((1, 3), np.float32)).shape == (1, 3)
+        assert session.current is weights
+        assert weights.evaluator is not None
+        assert weights.evaluator(np.zeros((1, 3), np.float32)).shape == (1, 3)
 
 
+@pytest.mark.process
 def test_a_hundred_trainers_come_and_go() -> None:
     """One session outlives 100 trainers on one port, and resumes each time."""
     with absent() as endpoint:
@@ -173,13 +175,12 @@ def test_sessions_leave_no_thread_and_no_descriptor() -> None:
 
 def test_an_unclosed_session_warns_and_does_nothing_else() -> None:
     with FakeTrainer() as trainer:
-        session = Session(SOURCE, (0, 1), trainer=trainer.endpoint)
-        wait_for(lambda: session.state == "streaming", "streaming")
-        sender = session._sender
+        sessions = [Session(SOURCE, (0, 1), trainer=trainer.endpoint)]
+        wait_for(lambda: sessions[0].state == "streaming", "streaming")
+        sender = sessions[0]._sender
         assert sender is not None
         with pytest.warns(ResourceWarning, match=r"doublure.Session for .* was not closed"):
-            del session
-            gc.collect()
+            sessions.clear()
         assert sender.alive
         Session._request_stop(sender, "test", 0.3)
         assert sender.join(5)
