@@ -40,14 +40,23 @@ class StandInCandidate:
     spec: ModelSpec = SPEC
 
     @property
-    def tensors(self) -> dict[str, Any]:
-        return {
-            name: np.full(t.shape, self.step % 7, dtype=t.dtype)
-            for name, t in SPEC.tensors().items()
-        }
+    def _grey(self) -> float:
+        return (self.step % 997) / 1000
 
-    points = np.zeros((2, 3), np.float32)
-    colours = np.zeros((2, 3), np.float32)
+    @property
+    def tensors(self) -> dict[str, Any]:
+        """A model that gives one grey everywhere."""
+        tensors = {name: np.zeros(t.shape, t.dtype) for name, t in SPEC.tensors().items()}
+        tensors["mlp.1.bias"][:] = np.log1p(self._grey)
+        return tensors
+
+    @property
+    def points(self) -> np.ndarray:
+        return np.zeros((2, 3), np.float32)
+
+    @property
+    def colours(self) -> np.ndarray:
+        return np.full((2, 3), self._grey, np.float32)
 
 
 @dataclass

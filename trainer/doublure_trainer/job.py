@@ -47,6 +47,8 @@ CHECKPOINT_S = 5.0
 # A checkpoint must not take more than this share of the training time.
 _CHECKPOINT_SHARE = 0.02
 _FINAL_SAVE_S = 0.1
+_CHEAP_SAVE_S = 0.02
+_CHEAP_EVERY_S = 1.0
 _LOCK_FILE = "lock"
 _LOCK_WAIT_S = 2.0
 _VERSIONS_FILE = "published.json"
@@ -195,6 +197,7 @@ class _Job:
         self._test_at = 0.0
         self._saved_at = time.monotonic()
         self._save_s = 0.0
+        self._disk_told = False
         self._loss = 0.0
         self._curves = ScalarLog(self._directory / "tensorboard") if options.tensorboard else None
         link.sink = self._trainer
@@ -237,7 +240,7 @@ class _Job:
                 progress_at = now
                 self._report(ready)
         if self._task.assignment.persistent and self._save_s < _FINAL_SAVE_S:
-            trainer.save()
+            self._save()
         if self._curves is not None:
             self._curves.close(timeout_s=0.03)
 
@@ -250,6 +253,9 @@ class _Job:
         self._write_versions(int(candidate.step))
         self._send(candidate, self._version)
         self._trainer.published(candidate)
+        if self._save_s < _CHEAP_SAVE_S and time.monotonic() - self._saved_at > _CHEAP_EVERY_S:
+            # So that a successor knows the weights that the host draws with.
+            self._saved_at = -math.inf
         if time.monotonic() - self._test_at >= TEST_SCORES_S:
             self._test_at = time.monotonic()
             self._test = _scores(self._trainer.report_scores())
@@ -296,8 +302,11 @@ class _Job:
         self._versions = [*self._versions[-_VERSIONS_KEPT:], (self._version, step)]
         path = self._directory / _VERSIONS_FILE
         part = path.with_name(f"{_VERSIONS_FILE}.tmp")
-        part.write_text(json.dumps(self._versions))
-        part.replace(path)
+        try:
+            part.write_text(json.dumps(self._versions))
+            part.replace(path)
+        except OSError as error:
+            self._disk_failed("list of versions", error)
 
     # --- reporting -----------------------------------------------------------------------------
 
@@ -347,9 +356,32 @@ class _Job:
         start = time.monotonic()
         if start - self._saved_at < max(CHECKPOINT_S, self._save_s / _CHECKPOINT_SHARE):
             return
-        self._trainer.save()
+        self._save()
         self._saved_at = time.monotonic()
         self._save_s = self._saved_at - start
+
+    def _save(self) -> None:
+        """Write a checkpoint; a disk that does not take it costs the checkpoint, not the job."""
+        try:
+            self._trainer.save()
+            self._disk_told = False
+        except OSError as error:
+            self._disk_failed("checkpoint", error)
+
+    def _disk_failed(self, what: str, error: OSError) -> None:
+        log.error("%s: %s", what, error)
+        if not self._disk_told:
+            self._disk_told = True
+            problem = error_message(
+                "disk",
+                f"{what} in {self._directory}",
+                session=self._task.session,
+                expected="to be written",
+                got=error.strerror or str(error),
+                next_step="free some space; training goes on, but cannot be resumed from here",
+                fatal=False,
+            )
+            self._link.post(problem)
 
     # --- the directory -------------------------------------------------------------------------
 
