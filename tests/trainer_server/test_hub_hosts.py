@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -280,6 +281,31 @@ def test_a_host_that_falls_silent_is_given_up(stage: Make) -> None:
             break
     assert not it.hub.sessions
     assert [m.reason for m in job.of(Stop)] == ["host lost"]  # type: ignore[attr-defined]
+
+
+def test_a_host_that_waits_for_its_session_is_not_given_up(stage: Make) -> None:
+    it = stage(host_silence_s=0.1)
+    it.playing = False
+    client = it.client()
+    client.greet()
+    client.send(client.request())
+    it.turns(60)
+    (session,) = it.hub.sessions.values()
+    assert time.monotonic() - session.last_seen > 0.1
+    it.playing = True
+    client.opened = client.expect(SessionOpened)
+    assert client.stop().reason == "stop"
+
+
+def test_a_host_that_never_hears_of_its_session_is_given_up(stage: Make) -> None:
+    it = stage(open_s=0.1)
+    it.playing = False
+    client = it.client()
+    client.greet()
+    client.send(client.request())
+    it.until(lambda: it.hub.sessions)
+    it.until(lambda: not it.hub.sessions)
+    assert client.expect(Stopped).reason == "host lost"
 
 
 def test_a_reconnected_host_is_known_by_its_session(stage: Make) -> None:

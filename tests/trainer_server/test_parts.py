@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 import zlib
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_stale_directories_are_swept_and_others_left_alone(tmp_path: Path) -> No
 
 
 def test_a_runtime_directory_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directories.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     path = directories.make_runtime_directory()
     assert path.stat().st_mode & 0o777 == 0o700
     assert sweep_stale(tmp_path) == []

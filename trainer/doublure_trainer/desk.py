@@ -144,6 +144,7 @@ class Desk:
         assert job is not None
         if session.state is State.OPENING:
             session.state = State.OPEN
+            session.last_seen = time.monotonic()
             log.info("%s: job %d at step %d", session.name, job.pid, message.step)
             self.tell(session, message)
         elif session.state is State.REOPENING:

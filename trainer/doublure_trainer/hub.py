@@ -508,7 +508,10 @@ class Hub:
         for session in list(self.sessions.values()):
             while session.outbox and self._hosts.send(session.peer, session.outbox[0]):
                 session.outbox.popleft()
-            if not session.ending and now - session.last_seen > self.settings.host_silence_s:
+            # Before it is told the session's name a host cannot send a sign of life for it.
+            opening = session.state is State.OPENING
+            patience = self.settings.open_s if opening else self.settings.host_silence_s
+            if not session.ending and now - session.last_seen > patience:
                 log.warning(
                     "%s: no word from the host for %.0f s, giving it up",
                     session.name,

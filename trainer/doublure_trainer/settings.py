@@ -32,6 +32,7 @@ class HubSettings:
     pending_bytes: int = 512 << 20
     heartbeat_ms: int = 500
     host_silence_s: float = 10.0
+    open_s: float = 60.0
     job_silence_s: float = 5.0
     stop_grace_s: float = 0.2
     deaths_allowed: int = 3
