@@ -62,6 +62,10 @@ class SessionLike(Protocol):
     def model_specs(self) -> tuple[ModelSpec, ...]:
         """The models that may be published, once `opened`."""
 
+    @property
+    def wants_frames(self) -> bool:
+        """Whether rows would be taken now; the source is not drawn for nothing."""
+
     def capture_rows(self, rows: Array) -> bool:
         """Take a copy of rows x, y, t, r, g, b, float32 [N, 6]; false if they were dropped."""
 
@@ -259,11 +263,13 @@ class Host(ABC):
         began = time.perf_counter()
         self._collect()
         self._collect_times.add(time.perf_counter() - began)
-        self._adopt()
+        if not self._busy():
+            self._adopt()
+        # Asked again: what `_adopt` compiled or tests may occupy the device now.
         if self._busy():
             self.stats.busy += 1
             return False
-        capture = self._session is not None and self._capture_due()
+        capture = self._wanted() and self._capture_due()
         if capture_t is None or self.showing == "source":
             capture_t = t
         self._draw(t, capture_t, capture)
@@ -396,7 +402,7 @@ class Host(ABC):
         """Prepare announced models, one a frame; take new weights; flip what has passed."""
         session = self._session
         if session is not None:
-            if not self._specs_read and self._guard("opened", lambda: session.opened):
+            if not self._specs_read and self._guard("opened", lambda: bool(session.opened)):
                 self._specs_read = True
                 specs = self._guard("model_specs", lambda: session.model_specs)
                 self._unprepared = list(specs or ())
@@ -437,6 +443,12 @@ class Host(ABC):
         if key not in self._logged:
             self._logged.add(key)
             _log.warning("%s host: %s", self.name, text)
+
+    def _wanted(self) -> bool:
+        session = self._session
+        return session is not None and bool(
+            self._guard("wants_frames", lambda: session.wants_frames)
+        )
 
     def _capture_due(self) -> bool:
         if self.capture_fps <= 0.0:

@@ -7,20 +7,34 @@ Nothing is created or compiled by a reload.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from doublure_bridge.models import GridSpec, ModelSpec
 
 from ..evaluate import Evaluator, check_tensors
 from .base import Array, HostError, WeightsLike
 from .gpu import Gpu, is_done
-from .standin_shader import TEXTURES, pack_network, packed_vectors, standin_wgsl
+from .standin_shader import (
+    GPU_STYLE,
+    SOFTWARE_STYLE,
+    TEXTURES,
+    WEIGHTS_WIDTH,
+    WORKGROUP,
+    Style,
+    pack_network,
+    packed_vectors,
+    standin_wgsl,
+)
 
 __all__ = ["StandIn"]
 
-_PROBES = 1024
+_PROBE_SIDE = 32
+_PROBE_ROW = 256
+"""Bytes a row of the probe image: texture copies are aligned to 256."""
 _FORMAT = "rgba16float"
 
 # A GPU's linear sampler may keep 8 bits of the texel weight, and the target is float16: together
@@ -35,17 +49,17 @@ class _Set:
     """One version's weights on the device."""
 
     network: Any
+    """A buffer, or an rgba32float texture, as the style has it."""
     textures: list[Any]
-    image: Any
-    """Bind group for drawing images; `probe` is the one for drawing given points."""
     probe: Any
+    """Bind group for drawing given points; `images` those for drawing, by target."""
+    images: dict[Any, Any]
 
 
 @dataclass(slots=True)
 class _Prepared:
     spec: ModelSpec
     pipeline: Any
-    points: Any
     sets: tuple[_Set, _Set]
     front: int = 0
     verified: bool = False
@@ -61,24 +75,52 @@ class _Probe:
     expected: Array
 
 
+def _frame_values(
+    size: tuple[int, int], *, t: float, steps: tuple[float, float] = (0.0, 0.0)
+) -> npt.NDArray[np.uint32]:
+    """The shader's `Frame` as 32 bytes; `t_step` is aligned to eight."""
+    values = np.zeros(8, np.uint32)
+    values[:2] = size
+    values[2:3].view(np.float32)[0] = t
+    values[4:6].view(np.float32)[:] = steps
+    return values
+
+
 class StandIn:
     """Draws models on the device. Owned by its host; one thread.
 
     Args:
+        submit: Submits one encoder and keeps count of it.
         size: (width, height) of the images drawn.
+        targets: Views of the rgba16float storage textures that `draw` will be given; borrowed.
+        style: How the shader is written; what suits the device unless told.
     """
 
-    def __init__(self, gpu: Gpu, *, size: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        gpu: Gpu,
+        submit: Callable[[Any], None],
+        *,
+        size: tuple[int, int],
+        targets: list[Any],
+        style: Style | None = None,
+    ) -> None:
         self._gpu = gpu
+        self._submit = submit
+        self._style = style or (SOFTWARE_STYLE if gpu.software else GPU_STYLE)
+        self._targets = targets
+        self._size = size
         self._prepared: dict[ModelSpec, _Prepared] = {}
-        self._frame = gpu.buffer(16, "UNIFORM|COPY_DST", "stand-in frame")
-        self._probe_frame = gpu.buffer(16, "UNIFORM|COPY_DST", "probe frame")
-        self._points = gpu.buffer(_PROBES * 16, "STORAGE|COPY_DST", "probe points")
+        self._frame = gpu.buffer(32, "UNIFORM|COPY_DST", "stand-in frame")
+        self._probe_frame = gpu.buffer(32, "UNIFORM|COPY_DST", "probe frame")
         self._target = gpu.device.create_texture(
-            label="probes", size=(_PROBES, 1, 1), format=_FORMAT, usage="RENDER_ATTACHMENT|COPY_SRC"
+            label="probes",
+            size=(_PROBE_SIDE, _PROBE_SIDE, 1),
+            format=_FORMAT,
+            usage="STORAGE_BINDING|COPY_SRC",
         )
         self._target_view = self._target.create_view()
-        self._staging = gpu.buffer(_PROBES * 8, "MAP_READ|COPY_DST", "probes staging")
+        self._staging = gpu.buffer(_PROBE_SIDE * _PROBE_ROW, "MAP_READ|COPY_DST", "probes staging")
         self._sampler = gpu.device.create_sampler(
             address_mode_u="clamp-to-edge",
             address_mode_v="clamp-to-edge",
@@ -86,10 +128,17 @@ class StandIn:
             mag_filter="linear",
             min_filter="linear",
         )
-        self._values = np.zeros(4, np.float32)
-        self._values[:2] = size
-        gpu.queue.write_buffer(self._probe_frame, 0, np.array([_PROBES, 1, 0, 0], np.float32))
-        gpu.queue.write_buffer(self._probe_frame, 12, np.array([1], np.uint32))
+        self._values = _frame_values(size, t=0.0)
+        self._t = self._values[2:3].view(np.float32)
+        # Over the probe image t runs from -1 to 1, along both axes and unevenly, so that no two
+        # of x, y and t could change places unnoticed.
+        steps = np.array([0.7, 1.3], np.float32) / np.float32(_PROBE_SIDE - 1)
+        probe = _frame_values((_PROBE_SIDE, _PROBE_SIDE), t=-1.0, steps=(steps[0], steps[1]))
+        gpu.queue.write_buffer(self._probe_frame, 0, probe)
+        row, column = np.mgrid[:_PROBE_SIDE, :_PROBE_SIDE].astype(np.float32)
+        x, y = (2.0 * (axis + 0.5) / _PROBE_SIDE - 1.0 for axis in (column, row))
+        t = column * steps[0] + row * steps[1] - 1.0
+        self._points = np.stack([x, y, t], axis=-1).reshape(-1, 3).astype(np.float32)
         self._shown: _Prepared | None = None
         self._ready: tuple[WeightsLike, _Prepared] | None = None
         self._probe: _Probe | None = None
@@ -118,24 +167,30 @@ class StandIn:
                     "model.volume", expected="a volume the device can hold", got=spec.volume
                 )
         label = f"stand-in {spec.family}"
-        module = self._gpu.compile(standin_wgsl(spec), label)
-        pipeline = self._gpu.device.create_render_pipeline(
-            label=label,
-            layout="auto",
-            vertex={"module": module, "entry_point": "cover"},
-            primitive={"topology": "triangle-list"},
-            fragment={
-                "module": module,
-                "entry_point": "standin",
-                "targets": [{"format": _FORMAT}],
-            },
+        module = self._gpu.compile(standin_wgsl(spec, self._style), label)
+        pipeline = self._gpu.device.create_compute_pipeline(
+            label=label, layout="auto", compute={"module": module, "entry_point": "standin"}
         )
-        points = self._gpu.bind(pipeline, 1, self._points)
         sets = (self._make_set(spec, pipeline), self._make_set(spec, pipeline))
-        self._prepared[spec] = _Prepared(spec, pipeline, points, sets)
+        prepared = _Prepared(spec, pipeline, sets)
+        self._prepared[spec] = prepared
+        # A software device compiles at the first draw, for a second or so: that is now, not then.
+        encoder = self._gpu.device.create_command_encoder()
+        self._encode(encoder, prepared, sets[0].probe, (_PROBE_SIDE, _PROBE_SIDE))
+        self._submit(encoder)
 
     def _make_set(self, spec: ModelSpec, pipeline: Any) -> _Set:
-        network = self._gpu.buffer(packed_vectors(spec) * 16, "UNIFORM|STORAGE|COPY_DST", "network")
+        vectors = packed_vectors(spec)
+        if self._style.texture:
+            rows = -(-vectors // WEIGHTS_WIDTH)
+            network = self._gpu.device.create_texture(
+                label="network",
+                size=(WEIGHTS_WIDTH, rows, 1),
+                format="rgba32float",
+                usage="TEXTURE_BINDING|COPY_DST",
+            )
+        else:
+            network = self._gpu.buffer(vectors * 16, "UNIFORM|STORAGE|COPY_DST", "network")
         textures = []
         if isinstance(spec, GridSpec):
             for name in TEXTURES:
@@ -145,22 +200,25 @@ class StandIn:
                         label=name,
                         size=(columns, rows, outer[0] if outer else 1),
                         dimension="3d" if outer else "2d",
-                        format="rgba16float",
+                        format=_FORMAT,
                         usage="TEXTURE_BINDING|COPY_DST",
                     )
                 )
-        shared = [t.create_view() for t in textures]
+        bound = [network.create_view() if self._style.texture else network]
+        bound += [t.create_view() for t in textures]
         if textures:
-            shared.append(self._sampler)
-        image = self._gpu.bind(pipeline, 0, self._frame, network, *shared)
-        probe = self._gpu.bind(pipeline, 0, self._probe_frame, network, *shared)
-        return _Set(network, textures, image, probe)
+            bound.append(self._sampler)
+        bind = self._gpu.bind
+        probe = bind(pipeline, 0, self._probe_frame, self._target_view, *bound)
+        images = {view: bind(pipeline, 0, self._frame, view, *bound) for view in self._targets}
+        return _Set(network, textures, probe, images)
 
     def upload(self, weights: WeightsLike) -> None:
         """Write `weights` into the back set. `swap` brings them to the front once they pass.
 
-        The first weights of a specification are drawn at their golden probes first, through the
-        pipeline itself, and compared with the NumPy evaluator; that takes until a later frame.
+        The first weights of a specification are drawn small first, through the pipeline itself,
+        and compared with the NumPy evaluator; that takes until a later frame. (The golden probes
+        that come with weights are the session's: it holds the evaluator against the trainer.)
 
         Raises:
             SpecError: A tensor is missing or misshaped.
@@ -173,38 +231,42 @@ class StandIn:
         prepared = self._prepared[weights.spec]
         # `front` only counts while this specification is shown; either set will do otherwise.
         back = prepared.sets[1 - prepared.front]
-        queue = self._gpu.queue
-        queue.write_buffer(back.network, 0, pack_network(weights.spec, weights.tensors))
+        packed = pack_network(weights.spec, weights.tensors)
+        if self._style.texture:
+            rows = back.network.size[1]
+            block = np.zeros((rows * WEIGHTS_WIDTH, 4), np.float32)
+            block[: len(packed)] = packed
+            self._write(back.network, block)
+        else:
+            self._gpu.queue.write_buffer(back.network, 0, packed)
         for name, texture in zip(TEXTURES, back.textures, strict=False):
-            width, height, depth = texture.size
-            queue.write_texture(
-                {"texture": texture, "mip_level": 0, "origin": (0, 0, 0)},
-                np.ascontiguousarray(weights.tensors[name]),
-                {"offset": 0, "bytes_per_row": width * 8, "rows_per_image": height},
-                (width, height, depth),
-            )
+            self._write(texture, weights.tensors[name])
         if prepared.verified:
             self._ready = (weights, prepared)
         else:
             self._ready = None
             self._start_probe(weights, prepared, back)
 
+    def _write(self, texture: Any, data: Array) -> None:
+        width, height, depth = texture.size
+        bytes_per_row = data.nbytes // (height * depth)
+        self._gpu.queue.write_texture(
+            {"texture": texture, "mip_level": 0, "origin": (0, 0, 0)},
+            np.ascontiguousarray(data),
+            {"offset": 0, "bytes_per_row": bytes_per_row, "rows_per_image": height},
+            (width, height, depth),
+        )
+
     def _start_probe(self, weights: WeightsLike, prepared: _Prepared, back: _Set) -> None:
-        points = np.asarray(weights.probes[0], np.float32).reshape(-1, 3)[:_PROBES]
-        if len(points) == 0:
-            points = np.random.default_rng(0).uniform(-1, 1, (256, 3)).astype(np.float32)
-        expected = Evaluator(weights.spec, weights.tensors)(points)
-        padded = np.zeros((_PROBES, 4), np.float32)
-        padded[: len(points), :3] = points
-        self._gpu.queue.write_buffer(self._points, 0, padded)
+        expected = Evaluator(weights.spec, weights.tensors)(self._points)
         encoder = self._gpu.device.create_command_encoder()
-        self._encode(encoder, self._target_view, prepared, back.probe)
+        self._encode(encoder, prepared, back.probe, (_PROBE_SIDE, _PROBE_SIDE))
         encoder.copy_texture_to_buffer(
             {"texture": self._target, "mip_level": 0, "origin": (0, 0, 0)},
-            {"buffer": self._staging, "offset": 0, "bytes_per_row": _PROBES * 8},
-            (_PROBES, 1, 1),
+            {"buffer": self._staging, "offset": 0, "bytes_per_row": _PROBE_ROW},
+            (_PROBE_SIDE, _PROBE_SIDE, 1),
         )
-        self._gpu.queue.submit([encoder.finish()])
+        self._submit(encoder)
         promise = self._gpu.map_later(self._staging)
         self._probe = _Probe(weights, prepared, promise, expected)
 
@@ -250,7 +312,7 @@ class StandIn:
             return f"self-test could not be read back: {lost}"
         data = np.frombuffer(self._staging.read_mapped(copy=True), np.float16)
         self._staging.unmap()
-        drawn = data.reshape(_PROBES, 4)[: len(probe.expected), :3].astype(np.float32)
+        drawn = data.reshape(-1, 4)[:, :3].astype(np.float32)
         if not np.isfinite(drawn).all():
             return "self-test: the device drew values that are not finite"
         expected = np.copysign(np.log1p(np.abs(probe.expected)), probe.expected)
@@ -259,30 +321,38 @@ class StandIn:
         allowed = _RELATIVE * float(np.abs(expected).mean()) + _ABSOLUTE
         if error <= allowed:
             return ""
-        what = "zeros" if not drawn.any() else "other colours"
+        what = "other colours" if drawn.any() else "other colours (all zero)"
         return (
-            f"self-test: the device draws {what} at the golden probes: mean log error {error:.3g},"
+            f"self-test: the device draws {what} than the evaluator: mean log error {error:.3g},"
             f" expected at most {allowed:.3g}"
         )
 
     def draw(self, encoder: Any, view: Any, *, t: float, timing: Any = None) -> None:
-        """Encode one image at normalised `t` from the front set; needs `showing`."""
+        """Encode one image at normalised `t` from the front set into one of `targets`.
+
+        Needs `showing`.
+        """
         assert self._shown is not None
-        self._values[2] = t
+        self._t[0] = t
         self._gpu.queue.write_buffer(self._frame, 0, self._values)
         prepared = self._shown
-        self._encode(encoder, view, prepared, prepared.sets[prepared.front].image, timing)
+        bound = prepared.sets[prepared.front].images[view]
+        self._encode(encoder, prepared, bound, self._size, timing)
 
     def _encode(
-        self, encoder: Any, view: Any, prepared: _Prepared, bound: Any, timing: Any = None
+        self,
+        encoder: Any,
+        prepared: _Prepared,
+        bound: Any,
+        size: tuple[int, int],
+        timing: Any = None,
     ) -> None:
         extra = {"timestamp_writes": timing} if timing else {}
-        attachment = {"view": view, "load_op": "clear", "store_op": "store"}
-        work = encoder.begin_render_pass(color_attachments=[attachment], **extra)
+        work = encoder.begin_compute_pass(**extra)
         work.set_pipeline(prepared.pipeline)
         work.set_bind_group(0, bound)
-        work.set_bind_group(1, prepared.points)
-        work.draw(3)
+        across = WORKGROUP[0] * self._style.pixels
+        work.dispatch_workgroups(-(-size[0] // across), -(-size[1] // WORKGROUP[1]))
         work.end()
 
     def forget(self) -> None:
@@ -300,5 +370,5 @@ class StandIn:
                 for resource in (*side.textures, side.network):
                     resource.destroy()
         self._prepared.clear()
-        for resource in (self._frame, self._probe_frame, self._points, self._target, self._staging):
+        for resource in (self._frame, self._probe_frame, self._target, self._staging):
             resource.destroy()

@@ -1,54 +1,89 @@
 """The stand-in as a fixed shader: WGSL for a specification, and its weights as one block.
 
-The text depends on the specification alone. Weights sit in a uniform block (loads with a constant
-index are then one scalar load for all pixels, on a GPU as in a software rasteriser), as 4 x 4
-blocks: for every four outputs the bias, then one matrix for every four inputs. A layer is a sum
-of matrix-vector products, written out.
+The text depends on the specification and the kind of device alone. Weights are 4 x 4 blocks: for
+every four outputs the bias, then one matrix for every four inputs. A layer is a sum of
+matrix-vector products, written out.
+
+Two kinds of device want two styles of the same arithmetic. A GPU reads a uniform block with
+constant indices for free. A software rasteriser compiles every scalar of such a block into a
+bounds-checked branch (lavapipe, Mesa 22.3: 9 s for the compact model, 1.1 s for the grid one), so
+there the block is a texture, and one invocation evaluates four pixels for each weight it loads:
+measured together at 512 x 512, 0.2 s to compile and a third of the time a frame. Nor does any
+branch depend on a uniform: lavapipe compiles the shader again whenever such a uniform changes.
+
+The self-test draws through the same pipeline: `t_step` lets one image cover all of x, y and t.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from doublure_bridge.models import LOG_LIMIT, GridSpec, ModelSpec
 
-__all__ = ["MAX_UNROLLED_MACS", "TEXTURES", "pack_network", "packed_vectors", "standin_wgsl"]
+__all__ = [
+    "GPU_STYLE",
+    "MAX_UNROLLED_MACS",
+    "SOFTWARE_STYLE",
+    "TEXTURES",
+    "WEIGHTS_WIDTH",
+    "WORKGROUP",
+    "Style",
+    "pack_network",
+    "packed_vectors",
+    "standin_wgsl",
+]
 
 Array: TypeAlias = npt.NDArray[Any]
 
 TEXTURES = ("plane.xy", "plane.xt", "plane.yt", "volume")
-"""Feature textures of a grid model, at bindings 2 and up in this order; the sampler follows."""
+"""Feature textures of a grid model, at bindings 3 and up in this order; the sampler follows."""
 
 MAX_UNROLLED_MACS = 16384
 """Larger networks are loops over private arrays: slower a pixel, but they compile in time."""
 
+WEIGHTS_WIDTH = 256
+"""Texels a row where the weights are a texture."""
+
+WORKGROUP = (8, 8)
+
 _UNIFORM_LIMIT = 65536 // 16
 
-_FRAME = """
-struct Frame { size: vec2f, t: f32, points: u32 }
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How the shader is written for a kind of device.
+
+    Attributes:
+        pixels: Pixels side by side that one invocation evaluates.
+        texture: Whether the weights are an rgba32float texture instead of a buffer.
+    """
+
+    pixels: int
+    texture: bool
+
+
+GPU_STYLE = Style(pixels=1, texture=False)
+SOFTWARE_STYLE = Style(pixels=4, texture=True)
+
+_HEAD = """
+struct Frame { size: vec2u, t: f32, t_step: vec2f }
 @group(0) @binding(0) var<uniform> frame: Frame;
-"""
+@group(0) @binding(1) var image: texture_storage_2d<rgba16float, write>;
 
-_MAIN = """
-@group(1) @binding(0) var<storage, read> points: array<vec4f>;
-
-@vertex
-fn cover(@builtin(vertex_index) i: u32) -> @builtin(position) vec4f {
-    return vec4f(f32(i32(i & 1u) * 4 - 1), f32(i32(i >> 1u) * 4 - 1), 0.0, 1.0);
+fn position(pixel: vec2u) -> vec3f {
+    let at = vec2f(pixel);
+    return vec3f(2.0 * (at + 0.5) / vec2f(frame.size) - 1.0, frame.t + dot(frame.t_step, at));
 }
 
-// One pipeline draws images and, for the self-test, given points: what was tested is what is shown.
-@fragment
-fn standin(@builtin(position) position: vec4f) -> @location(0) vec4f {
-    var p = vec3f(2.0 * position.xy / frame.size - 1.0, frame.t);
-    if (frame.points != 0u) { p = points[u32(position.x)].xyz; }
-    let o = network(p);
+// Pixels beyond the image need no test: WGSL drops stores that are out of bounds.
+fn store_color(pixel: vec2u, o: vec3f) {
     let limited = min(abs(o), vec3f(LOG_LIMIT));
-    return vec4f(sign(o) * (exp(limited) - 1.0), 1.0);
+    textureStore(image, pixel, vec4f(sign(o) * (exp(limited) - 1.0), 1.0));
 }
 """
 
@@ -63,15 +98,13 @@ def _widths(spec: ModelSpec) -> list[int]:
 
 def packed_vectors(spec: ModelSpec) -> int:
     """Length of the block in vec4f."""
-    widths = _widths(spec)
-    return sum(_quads(b) * (1 + 4 * _quads(a)) for a, b in itertools.pairwise(widths))
+    return sum(_quads(b) * (1 + 4 * _quads(a)) for a, b in pairwise(_widths(spec)))
 
 
 def pack_network(spec: ModelSpec, tensors: Mapping[str, Array]) -> Array:
     """The weights as the shader reads them, float32 [packed_vectors, 4]; padding is zero."""
-    widths = _widths(spec)
     parts = []
-    for i, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
+    for i, (fan_in, fan_out) in enumerate(pairwise(_widths(spec))):
         rows, columns = _quads(fan_out), _quads(fan_in)
         weight = np.zeros((rows * 4, columns * 4), np.float32)
         weight[:fan_out, :fan_in] = tensors[f"mlp.{i}.weight"]
@@ -83,88 +116,114 @@ def pack_network(spec: ModelSpec, tensors: Mapping[str, Array]) -> Array:
     return np.concatenate([p.reshape(-1, 4) for p in parts])
 
 
-def standin_wgsl(spec: ModelSpec) -> str:
-    """The whole shader module for `spec`: entry points `cover` and `standin`."""
+def standin_wgsl(spec: ModelSpec, style: Style) -> str:
+    """The whole shader module for `spec`: a compute entry point `standin`."""
     vectors = packed_vectors(spec)
-    space = "uniform" if vectors <= _UNIFORM_LIMIT else "storage, read"
-    text = [
-        f"const LOG_LIMIT = {LOG_LIMIT:.1f};",
-        _FRAME,
-        f"@group(0) @binding(1) var<{space}> w: array<vec4f, {vectors}>;",
-    ]
+    text = [f"const LOG_LIMIT = {LOG_LIMIT:.1f};", _HEAD]
+    if style.texture:
+        text.append("@group(0) @binding(2) var w: texture_2d<f32>;")
+    else:
+        space = "uniform" if vectors <= _UNIFORM_LIMIT else "storage, read"
+        text.append(f"@group(0) @binding(2) var<{space}> w: array<vec4f, {vectors}>;")
     if isinstance(spec, GridSpec):
         for i, name in enumerate(TEXTURES):
             kind = "texture_3d<f32>" if name == "volume" else "texture_2d<f32>"
-            text.append(f"@group(0) @binding({i + 2}) var {name.replace('.', '_')}: {kind};")
-        text.append(f"@group(0) @binding({len(TEXTURES) + 2}) var linear: sampler;")
+            text.append(f"@group(0) @binding({i + 3}) var {name.replace('.', '_')}: {kind};")
+        text.append(f"@group(0) @binding({len(TEXTURES) + 3}) var linear: sampler;")
     unrolled = spec.macs <= MAX_UNROLLED_MACS
-    text.append(_network_unrolled(spec) if unrolled else _network_looped(spec))
-    text.append(_MAIN)
+    text.append(_main_unrolled(spec, style) if unrolled else _main_looped(spec, style))
     return "\n".join(text)
 
 
-def _input_vectors(spec: ModelSpec) -> list[str]:
-    """WGSL for the network's inputs in fours."""
+def _main(body: list[str], pixels: int) -> str:
+    head = [
+        f"@compute @workgroup_size({WORKGROUP[0]}, {WORKGROUP[1]})",
+        "fn standin(@builtin(global_invocation_id) id: vec3u) {",
+    ]
+    for k in range(pixels):
+        head += [
+            f"    let pixel{k} = vec2u(id.x * {pixels}u + {k}u, id.y);",
+            f"    let p{k} = position(pixel{k});",
+            f"    let u{k} = p{k} * 0.5 + 0.5;",
+        ]
+    return "\n".join([*head, *body, "}"])
+
+
+def _inputs(spec: ModelSpec, k: int) -> list[str]:
+    """WGSL for the network's inputs in fours, of the invocation's pixel `k`."""
     if isinstance(spec, GridSpec):
         return [
-            "textureSampleLevel(plane_xy, linear, u.xy, 0.0)",
-            "textureSampleLevel(plane_xt, linear, u.xz, 0.0)",
-            "textureSampleLevel(plane_yt, linear, u.yz, 0.0)",
-            "textureSampleLevel(volume, linear, u, 0.0)",
-            "vec4f(p, 0.0)",
+            f"textureSampleLevel(plane_xy, linear, u{k}.xy, 0.0)",
+            f"textureSampleLevel(plane_xt, linear, u{k}.xz, 0.0)",
+            f"textureSampleLevel(plane_yt, linear, u{k}.yz, 0.0)",
+            f"textureSampleLevel(volume, linear, u{k}, 0.0)",
+            f"vec4f(p{k}, 0.0)",
         ]
-    return ["vec4f(p, 0.0)"]
+    return [f"vec4f(p{k}, 0.0)"]
 
 
 def _activate(spec: ModelSpec, value: str) -> str:
     return f"max({value}, vec4f(0.0))" if isinstance(spec, GridSpec) else f"sin({value})"
 
 
-def _network_unrolled(spec: ModelSpec) -> str:
-    lines = ["fn network(p: vec3f) -> vec3f {", "    let u = p * 0.5 + 0.5;"]
-    lines += [f"    let h0_{i} = {v};" for i, v in enumerate(_input_vectors(spec))]
-    widths = _widths(spec)
+def _constant_load(index: int, style: Style) -> str:
+    if not style.texture:
+        return f"w[{index}]"
+    return f"textureLoad(w, vec2u({index % WEIGHTS_WIDTH}u, {index // WEIGHTS_WIDTH}u), 0)"
+
+
+def _main_unrolled(spec: ModelSpec, style: Style) -> str:
+    ks = range(style.pixels)
+    lines = [f"    let h{k}_0_{i} = {v};" for k in ks for i, v in enumerate(_inputs(spec, k))]
     at = 0
-    for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
-        last = layer == spec.layers
+    for layer, (fan_in, fan_out) in enumerate(pairwise(_widths(spec))):
         for row in range(_quads(fan_out)):
-            terms = [f"w[{at}]"]
-            at += 1
+            name = f"{layer + 1}_{row}"
+            lines.append(f"    let b{name} = {_constant_load(at, style)};")
+            lines += [f"    var s{k}_{name} = b{name};" for k in ks]
             for column in range(_quads(fan_in)):
-                block = ", ".join(f"w[{at + k}]" for k in range(4))
-                terms.append(f"mat4x4f({block}) * h{layer}_{column}")
-                at += 4
-            total = " + ".join(terms)
-            value = total if last else _activate(spec, total)
-            lines.append(f"    let h{layer + 1}_{row} = {value};")
-    lines += [f"    return h{spec.layers + 1}_0.xyz;", "}"]
-    return "\n".join(lines)
+                first = at + 1 + 4 * column
+                block = ", ".join(_constant_load(first + j, style) for j in range(4))
+                lines.append(f"    let m{name}_{column} = mat4x4f({block});")
+                lines += [
+                    f"    s{k}_{name} += m{name}_{column} * h{k}_{layer}_{column};" for k in ks
+                ]
+            at += 1 + 4 * _quads(fan_in)
+            for k in ks:
+                total = f"s{k}_{name}"
+                value = total if layer == spec.layers else _activate(spec, total)
+                lines.append(f"    let h{k}_{name} = {value};")
+    lines += [f"    store_color(pixel{k}, h{k}_{spec.layers + 1}_0.xyz);" for k in ks]
+    return _main(lines, style.pixels)
 
 
-def _network_looped(spec: ModelSpec) -> str:
-    widths = _widths(spec)
-    size = max(_quads(n) for n in widths)
-    lines = [
-        "fn network(p: vec3f) -> vec3f {",
-        "    let u = p * 0.5 + 0.5;",
-        f"    var a: array<vec4f, {size}>;",
-        f"    var b: array<vec4f, {size}>;",
-        "    var at = 0u;",
-    ]
-    lines += [f"    a[{i}] = {v};" for i, v in enumerate(_input_vectors(spec))]
-    for layer, (fan_in, fan_out) in enumerate(itertools.pairwise(widths)):
-        value = "sum" if layer == spec.layers else _activate(spec, "sum")
-        lines += [
-            f"    for (var row = 0u; row < {_quads(fan_out)}u; row++) {{",
-            "        var sum = w[at];",
-            "        at += 1u;",
-            f"        for (var column = 0u; column < {_quads(fan_in)}u; column++) {{",
-            "            sum += mat4x4f(w[at], w[at + 1u], w[at + 2u], w[at + 3u]) * a[column];",
-            "            at += 4u;",
-            "        }",
-            f"        b[row] = {value};",
-            "    }",
-            "    a = b;",
-        ]
-    lines += ["    return a[0].xyz;", "}"]
-    return "\n".join(lines)
+def _main_looped(spec: ModelSpec, style: Style) -> str:
+    def load(index: str) -> str:
+        if not style.texture:
+            return f"w[{index}]"
+        return (
+            f"textureLoad(w, vec2u(({index}) % {WEIGHTS_WIDTH}u, ({index}) / {WEIGHTS_WIDTH}u), 0)"
+        )
+
+    size = max(_quads(n) for n in _widths(spec))
+    lines = [f"    var a: array<vec4f, {size}>;", f"    var b: array<vec4f, {size}>;"]
+    for k in range(style.pixels):
+        lines += [f"    var at{k} = 0u;"]
+        lines += [f"    a[{i}] = {v};" for i, v in enumerate(_inputs(spec, k))]
+        for layer, (fan_in, fan_out) in enumerate(pairwise(_widths(spec))):
+            value = "sum" if layer == spec.layers else _activate(spec, "sum")
+            block = ", ".join(load(f"at{k} + {j}u") for j in range(4))
+            lines += [
+                f"    for (var row = 0u; row < {_quads(fan_out)}u; row++) {{",
+                f"        var sum = {load(f'at{k}')};",
+                f"        at{k} += 1u;",
+                f"        for (var column = 0u; column < {_quads(fan_in)}u; column++) {{",
+                f"            sum += mat4x4f({block}) * a[column];",
+                f"            at{k} += 4u;",
+                "        }",
+                f"        b[row] = {value};",
+                "    }",
+                "    a = b;",
+            ]
+        lines += [f"    store_color(pixel{k}, a[0].xyz);"]
+    return _main(lines, style.pixels)

@@ -66,7 +66,7 @@ class WgpuHost(Host):
     def _build(self) -> None:
         gpu, (width, height) = self._gpu, self.size
         self.device = gpu.description
-        usage = "RENDER_ATTACHMENT|TEXTURE_BINDING|COPY_SRC"
+        usage = "RENDER_ATTACHMENT|TEXTURE_BINDING|STORAGE_BINDING|COPY_SRC"
         self._source, self._display, self._scratch = (
             gpu.device.create_texture(
                 label=label, size=(width, height, 1), format=_FORMAT, usage=usage
@@ -104,7 +104,9 @@ class WgpuHost(Host):
             count=self.rows_per_capture,
             seed=self.seed,
         )
-        self._standin = StandIn(gpu, size=self.size)
+        self._standin = StandIn(
+            gpu, self._submit, size=self.size, targets=[self._display_view, self._scratch_view]
+        )
         # A software device draws on the CPU in submission order: a second submission in flight
         # would only make `submit` wait for the first. A GPU keeps one frame ahead.
         self._frames = gpu.frames(1 if gpu.software else 2)
@@ -159,11 +161,18 @@ class WgpuHost(Host):
         if standin:
             self._standin.draw(encoder, self._display_view, t=self.scene.normalise(t))
         self._shown = self._display if standin else self._source
+        self._submit(encoder)
+        if capture:
+            self._sampler.sent()
+
+    def _submit(self, encoder: Any) -> None:
+        """Submit and count. In the loop there is always room; elsewhere this makes some."""
+        while self._frames.full:
+            self._gpu.wait()
+            self._collect()
         self._frames.encode(encoder)
         self._gpu.queue.submit([encoder.finish()])
         self._frames.sent()
-        if capture:
-            self._sampler.sent()
 
     def _draw_source(self, encoder: Any, view: Any, t: float, timing: Any = None) -> None:
         self._values[2] = t
