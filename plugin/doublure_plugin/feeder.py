@@ -6,11 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
 from doublure_bridge import Dealer, Rows
+from numpy.typing import NDArray
 
 from .capture import FrameReader
-from .errors import CaptureError
+from .errors import CaptureError, NondeterministicSourceError
 from .options import Options
+from .recurrence import Recurrence
 from .ring import Ring
 
 __all__ = ["Feeder"]
@@ -37,6 +40,7 @@ class Feeder:
         self._ring = ring
         self._reader = reader
         self._notice = notice
+        self._recurrence = Recurrence(reader.width, reader.height)
         self.open = False
         """Whether captured frames have somewhere to go. The render thread reads it."""
         self.refusal: CaptureError | None = None
@@ -59,6 +63,7 @@ class Feeder:
         """Another source: forget the frames of the old one."""
         self.shut()
         self._ring, self._reader = ring, reader
+        self._recurrence = Recurrence(reader.width, reader.height)
         self._in_a_row = 0
         self.refusal = None
 
@@ -105,6 +110,7 @@ class Feeder:
             else:
                 self._in_a_row = 0
                 self.refusal = None
+                self._look(slot.t, slot.sequence, rows)
                 age_ns = time.perf_counter_ns() - slot.captured_ns
                 message = Rows(
                     session=session,
@@ -122,6 +128,13 @@ class Feeder:
             if slot.layout is not None:
                 self._reader.refill(slot)
             ring.release()
+
+    def _look(self, t: float, sequence: int, rows: NDArray[np.float32]) -> None:
+        """Warn once of a source that is not a function of t. Training goes on, on the mean."""
+        try:
+            self._recurrence.look(t, rows, f"frame {sequence}")
+        except NondeterministicSourceError as error:
+            self._notice("warning", str(error))
 
     def _refuse(self, error: CaptureError) -> None:
         self.refused += 1

@@ -233,6 +233,27 @@ def test_refusals_in_a_row_are_a_state_and_end_with_a_good_frame(trainer: FakeTr
         assert session.error is None
 
 
+def test_a_source_that_depends_on_more_than_t_is_told_once(trainer: FakeTrainer) -> None:
+    with open_session(trainer, rows_per_frame=WIDTH * HEIGHT) as session:
+        for i in range(4):
+            capture_sent(session, frame(i), i / 2)
+        for _ in range(2):
+            time.sleep(0.3)
+            capture_sent(session, frame(1), 0.5)
+        assert not [m for m in session.messages if m.level == "warning"]
+        for _ in range(2):
+            pixels = frame(1)
+            pixels[3, 30, :3] = 1.5
+            time.sleep(0.3)
+            capture_sent(session, pixels, 0.5)
+        (warning,) = [m for m in session.messages if m.level == "warning"]
+        assert "frame 7: pixel (30, 3): expected the colour that the same parameter gave" in (
+            warning.text
+        )
+        assert "a difference of 0.5; 1 of 512 pixels in common differ" in warning.text
+        assert session.state == "streaming"
+
+
 def test_weights_are_handed_out_once(trainer: FakeTrainer) -> None:
     with open_session(trainer) as session:
         trainer.publish(1)
@@ -288,11 +309,13 @@ def test_old_versions_are_refused_and_repeats_ignored(trainer: FakeTrainer) -> N
     with open_session(trainer) as session:
         trainer.publish(5)
         assert next_weights(session).version == 5
-        trainer.publish(5)
         trainer.publish(4)
         wait_for(lambda: trainer.of(bridge.WeightsRejected), "the refusal")
-        assert [m.version for m in trainer.of(bridge.WeightsRejected)] == [4]
+        trainer.publish(5)
         assert session.poll() is None
+        trainer.publish(6)
+        assert next_weights(session).version == 6
+        assert [m.version for m in trainer.of(bridge.WeightsRejected)] == [4]
 
 
 def test_host_can_refuse_and_roll_back(trainer: FakeTrainer) -> None:

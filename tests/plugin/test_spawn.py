@@ -134,7 +134,8 @@ def test_a_killed_trainer_is_started_again_and_resumes(tmp_path: Path, temporary
         first = session.trainer_pid
         assert first is not None
         (runtime,) = temporary.iterdir()
-        wait_for(lambda: (runtime / "tokens").read_text(), "the token stored")
+        tokens = runtime / "tokens"
+        wait_for(lambda: tokens.exists() and tokens.read_text(), "the token stored")
         os.kill(first, signal.SIGKILL)
         wait_for(lambda: session.state == "lost", "lost")
         assert session.capture(np.ones((8, 8, 3), np.float32), 0.5) is False
