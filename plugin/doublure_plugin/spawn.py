@@ -132,8 +132,9 @@ def sweep_stale_directories(root: Path | None = None) -> list[Path]:
 
 
 def _alive(pid: int, start: str | None) -> bool:
-    if start is not None:
+    if start:
         return process_start(pid) == start
+    # No start was recorded: a system without /proc, where a pid in use has to do.
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

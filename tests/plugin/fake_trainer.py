@@ -89,7 +89,7 @@ class FakeTrainer:
         for name, value in attributes.items():
             assert hasattr(self, name), name
             setattr(self, name, value)
-        self._outgoing: list[tuple[bytes, bridge.Message]] = []
+        self._outgoing: list[tuple[bytes, bridge.Message | list[bytes]]] = []
         self._leave = threading.Event()
         self._context = zmq.Context()
         self._router = bridge.Router(self._context, endpoint)
@@ -118,8 +118,8 @@ class FakeTrainer:
         """The session opened last."""
         return next(reversed(self.sessions))
 
-    def send(self, message: bridge.Message) -> None:
-        """Send to the host of the session opened last. Any thread."""
+    def send(self, message: bridge.Message | list[bytes]) -> None:
+        """Send a message, or raw parts, to the host of the session opened last. Any thread."""
         self._outgoing.append((self.sessions[self.session], message))
 
     def publish(self, version: int, **changes: Any) -> bridge.Weights:
@@ -131,7 +131,9 @@ class FakeTrainer:
         while not self._leave.is_set():
             self._router.raw.poll(2)
             while self._outgoing:
-                self._router.send(*self._outgoing.pop(0))
+                host, out = self._outgoing.pop(0)
+                parts = bridge.encode(out) if isinstance(out, bridge.Message) else out
+                self._router.send_parts(host, parts)
             while (received := self._router.recv()) is not None:
                 message = bridge.decode(received.parts)
                 if isinstance(message, bridge.Rows):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import doublure_bridge as bridge
+import msgpack
 import numpy as np
 import pytest
 from doublure_plugin import (
@@ -17,7 +18,7 @@ from doublure_plugin import (
     Weights,
 )
 
-from .fake_trainer import FakeTrainer, wait_for
+from .fake_trainer import SPEC, FakeTrainer, tensors, wait_for
 
 WIDTH, HEIGHT = 32, 16
 SOURCE = Source("test", {"scene": "code"}, {"k": 1}, WIDTH, HEIGHT)
@@ -557,6 +558,60 @@ def test_wrong_options_are_refused_before_anything_starts(
     )
     with pytest.raises(expected, match=text):
         Session(given.pop("source"), given.pop("parameter"), **given)
+
+
+def test_junk_from_the_trainer_is_ignored_and_told_once_a_kind(trainer: FakeTrainer) -> None:
+    random = np.random.default_rng(11)
+    with open_session(trainer) as session:
+        good = bridge.encode(bridge.Credit(session=trainer.session, frames=1))
+        for _ in range(2):
+            trainer.send([msgpack.packb([1, 99, "from the future"])])
+            trainer.send([b"\xc1" * 100])
+        for _ in range(300):
+            parts = [bytes(p) for p in good]
+            header = bytearray(parts[0])
+            # Byte 1 is the version: a foreign one is an error of its own.
+            header[2 + random.integers(len(header) - 2)] = random.integers(256)
+            trainer.send([bytes(header), *[b""] * int(random.integers(3))])
+        trainer.send([])
+        trainer.publish(1)
+        assert next_weights(session).version == 1
+        assert session.state == "streaming"
+        texts = [m.text for m in session.messages]
+        assert sum("message tag: expected one of" in t and "got 99" in t for t in texts) == 1
+        assert len(texts) <= 66
+
+
+def test_a_foreign_version_in_the_middle_is_an_error_with_both_versions(
+    trainer: FakeTrainer,
+) -> None:
+    with open_session(trainer) as session:
+        trainer.send([msgpack.packb([7, 7, trainer.session, 1])])
+        wait_for(lambda: session.state == "failed", "failed")
+        assert "expected 1..1 (this side), got 7..7" in str(session.error)
+
+
+def test_polling_never_sees_half_a_publication(trainer: FakeTrainer) -> None:
+    """Reloads race polls: versions only rise, and every set is whole."""
+    trainer.keep = False
+    with open_session(trainer) as session:
+        seen = []
+        for version in range(1, 201):
+            trainer.publish(version)
+            if (got := session.poll()) is not None:
+                seen.append(got)
+        wait_for(
+            lambda: (
+                (got := session.poll()) is not None and not seen.append(got) and got.version == 200
+            ),
+            "the last version",
+        )
+        assert [w.version for w in seen] == sorted({w.version for w in seen})
+        for got in seen:
+            assert got.digest == bridge.tensors_digest(
+                bridge.pack_tensors(SPEC, tensors(got.version))
+            )
+            assert all((got.tensors[k] == v).all() for k, v in tensors(got.version).items())
 
 
 def test_many_reloads_leave_memory_flat(trainer: FakeTrainer) -> None:
