@@ -409,7 +409,7 @@ class Host(ABC):
             if self._unprepared:
                 spec = self._unprepared.pop(0)
                 self._guard("prepare", lambda: self.prepare(spec))
-            weights = self._guard("poll", session.poll)
+            weights = self._guard("poll", lambda: session.poll())
             if weights is not None:
                 self._guard("upload", lambda: self._upload(weights), weights=weights)
         self._guard("swap", self._swap)
@@ -456,7 +456,8 @@ class Host(ABC):
         now = time.perf_counter()
         if now < self._next_capture:
             return False
-        self._next_capture = max(self._next_capture + 1.0 / self.capture_fps, now)
+        period = 1.0 / self.capture_fps
+        self._next_capture = max(self._next_capture + period, now + 0.5 * period)
         return True
 
     def prepare_all(self, specs: Sequence[ModelSpec]) -> None:

@@ -19,8 +19,6 @@ from ..evaluate import Evaluator, check_tensors
 from .base import Array, HostError, WeightsLike
 from .gpu import Gpu, is_done
 from .standin_shader import (
-    GPU_STYLE,
-    SOFTWARE_STYLE,
     TEXTURES,
     WEIGHTS_WIDTH,
     WORKGROUP,
@@ -28,6 +26,7 @@ from .standin_shader import (
     pack_network,
     packed_vectors,
     standin_wgsl,
+    style_for,
 )
 
 __all__ = ["StandIn"]
@@ -59,6 +58,7 @@ class _Set:
 @dataclass(slots=True)
 class _Prepared:
     spec: ModelSpec
+    style: Style
     pipeline: Any
     sets: tuple[_Set, _Set]
     front: int = 0
@@ -93,7 +93,6 @@ class StandIn:
         submit: Submits one encoder and keeps count of it.
         size: (width, height) of the images drawn.
         targets: Views of the rgba16float storage textures that `draw` will be given; borrowed.
-        style: How the shader is written; what suits the device unless told.
     """
 
     def __init__(
@@ -103,11 +102,9 @@ class StandIn:
         *,
         size: tuple[int, int],
         targets: list[Any],
-        style: Style | None = None,
     ) -> None:
         self._gpu = gpu
         self._submit = submit
-        self._style = style or (SOFTWARE_STYLE if gpu.software else GPU_STYLE)
         self._targets = targets
         self._size = size
         self._prepared: dict[ModelSpec, _Prepared] = {}
@@ -167,21 +164,22 @@ class StandIn:
                     "model.volume", expected="a volume the device can hold", got=spec.volume
                 )
         label = f"stand-in {spec.family}"
-        module = self._gpu.compile(standin_wgsl(spec, self._style), label)
+        style = style_for(spec, software=self._gpu.software)
+        module = self._gpu.compile(standin_wgsl(spec, style), label)
         pipeline = self._gpu.device.create_compute_pipeline(
             label=label, layout="auto", compute={"module": module, "entry_point": "standin"}
         )
-        sets = (self._make_set(spec, pipeline), self._make_set(spec, pipeline))
-        prepared = _Prepared(spec, pipeline, sets)
+        sets = (self._make_set(spec, style, pipeline), self._make_set(spec, style, pipeline))
+        prepared = _Prepared(spec, style, pipeline, sets)
         self._prepared[spec] = prepared
         # A software device compiles at the first draw, for a second or so: that is now, not then.
         encoder = self._gpu.device.create_command_encoder()
         self._encode(encoder, prepared, sets[0].probe, (_PROBE_SIDE, _PROBE_SIDE))
         self._submit(encoder)
 
-    def _make_set(self, spec: ModelSpec, pipeline: Any) -> _Set:
+    def _make_set(self, spec: ModelSpec, style: Style, pipeline: Any) -> _Set:
         vectors = packed_vectors(spec)
-        if self._style.texture:
+        if style.texture:
             rows = -(-vectors // WEIGHTS_WIDTH)
             network = self._gpu.device.create_texture(
                 label="network",
@@ -204,7 +202,7 @@ class StandIn:
                         usage="TEXTURE_BINDING|COPY_DST",
                     )
                 )
-        bound = [network.create_view() if self._style.texture else network]
+        bound = [network.create_view() if style.texture else network]
         bound += [t.create_view() for t in textures]
         if textures:
             bound.append(self._sampler)
@@ -232,7 +230,7 @@ class StandIn:
         # `front` only counts while this specification is shown; either set will do otherwise.
         back = prepared.sets[1 - prepared.front]
         packed = pack_network(weights.spec, weights.tensors)
-        if self._style.texture:
+        if prepared.style.texture:
             rows = back.network.size[1]
             block = np.zeros((rows * WEIGHTS_WIDTH, 4), np.float32)
             block[: len(packed)] = packed
@@ -351,7 +349,7 @@ class StandIn:
         work = encoder.begin_compute_pass(**extra)
         work.set_pipeline(prepared.pipeline)
         work.set_bind_group(0, bound)
-        across = WORKGROUP[0] * self._style.pixels
+        across = WORKGROUP[0] * prepared.style.pixels
         work.dispatch_workgroups(-(-size[0] // across), -(-size[1] // WORKGROUP[1]))
         work.end()
 

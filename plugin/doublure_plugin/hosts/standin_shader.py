@@ -36,6 +36,7 @@ __all__ = [
     "pack_network",
     "packed_vectors",
     "standin_wgsl",
+    "style_for",
 ]
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -43,7 +44,7 @@ Array: TypeAlias = npt.NDArray[Any]
 TEXTURES = ("plane.xy", "plane.xt", "plane.yt", "volume")
 """Feature textures of a grid model, at bindings 3 and up in this order; the sampler follows."""
 
-MAX_UNROLLED_MACS = 16384
+MAX_UNROLLED_MACS = 4096
 """Larger networks are loops over private arrays: slower a pixel, but they compile in time."""
 
 WEIGHTS_WIDTH = 256
@@ -69,6 +70,12 @@ class Style:
 
 GPU_STYLE = Style(pixels=1, texture=False)
 SOFTWARE_STYLE = Style(pixels=4, texture=True)
+
+
+def style_for(spec: ModelSpec, *, software: bool) -> Style:
+    """The style that suits the device; loops are written for one pixel and a buffer only."""
+    return SOFTWARE_STYLE if software and spec.macs <= MAX_UNROLLED_MACS else GPU_STYLE
+
 
 _HEAD = """
 struct Frame { size: vec2u, t: f32, t_step: vec2f }
@@ -131,7 +138,7 @@ def standin_wgsl(spec: ModelSpec, style: Style) -> str:
             text.append(f"@group(0) @binding({i + 3}) var {name.replace('.', '_')}: {kind};")
         text.append(f"@group(0) @binding({len(TEXTURES) + 3}) var linear: sampler;")
     unrolled = spec.macs <= MAX_UNROLLED_MACS
-    text.append(_main_unrolled(spec, style) if unrolled else _main_looped(spec, style))
+    text.append(_main_unrolled(spec, style) if unrolled else _main_looped(spec))
     return "\n".join(text)
 
 
@@ -197,33 +204,27 @@ def _main_unrolled(spec: ModelSpec, style: Style) -> str:
     return _main(lines, style.pixels)
 
 
-def _main_looped(spec: ModelSpec, style: Style) -> str:
-    def load(index: str) -> str:
-        if not style.texture:
-            return f"w[{index}]"
-        return (
-            f"textureLoad(w, vec2u(({index}) % {WEIGHTS_WIDTH}u, ({index}) / {WEIGHTS_WIDTH}u), 0)"
-        )
-
+def _main_looped(spec: ModelSpec) -> str:
+    """One pixel, weights in a buffer (`GPU_STYLE`)."""
     size = max(_quads(n) for n in _widths(spec))
-    lines = [f"    var a: array<vec4f, {size}>;", f"    var b: array<vec4f, {size}>;"]
-    for k in range(style.pixels):
-        lines += [f"    var at{k} = 0u;"]
-        lines += [f"    a[{i}] = {v};" for i, v in enumerate(_inputs(spec, k))]
-        for layer, (fan_in, fan_out) in enumerate(pairwise(_widths(spec))):
-            value = "sum" if layer == spec.layers else _activate(spec, "sum")
-            block = ", ".join(load(f"at{k} + {j}u") for j in range(4))
-            lines += [
-                f"    for (var row = 0u; row < {_quads(fan_out)}u; row++) {{",
-                f"        var sum = {load(f'at{k}')};",
-                f"        at{k} += 1u;",
-                f"        for (var column = 0u; column < {_quads(fan_in)}u; column++) {{",
-                f"            sum += mat4x4f({block}) * a[column];",
-                f"            at{k} += 4u;",
-                "        }",
-                f"        b[row] = {value};",
-                "    }",
-                "    a = b;",
-            ]
-        lines += [f"    store_color(pixel{k}, a[0].xyz);"]
-    return _main(lines, style.pixels)
+    lines = [
+        f"    var a: array<vec4f, {size}>;",
+        f"    var b: array<vec4f, {size}>;",
+        "    var at = 0u;",
+    ]
+    lines += [f"    a[{i}] = {v};" for i, v in enumerate(_inputs(spec, 0))]
+    for layer, (fan_in, fan_out) in enumerate(pairwise(_widths(spec))):
+        value = "sum" if layer == spec.layers else _activate(spec, "sum")
+        lines += [
+            f"    for (var row = 0u; row < {_quads(fan_out)}u; row++) {{",
+            "        var sum = w[at];",
+            "        at += 1u;",
+            f"        for (var column = 0u; column < {_quads(fan_in)}u; column++) {{",
+            "            sum += mat4x4f(w[at], w[at + 1u], w[at + 2u], w[at + 3u]) * a[column];",
+            "            at += 4u;",
+            "        }",
+            f"        b[row] = {value};",
+            "    }",
+            "    a = b;",
+        ]
+    return _main([*lines, "    store_color(pixel0, a[0].xyz);"], 1)

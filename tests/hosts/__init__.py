@@ -1,0 +1,1 @@
+"""The embedded hosts, their scenes and the NumPy evaluator."""
