@@ -1,0 +1,255 @@
+"""Bounded memory of the stream: reservoirs along t, for training, validation and the report."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .slices import HELD_OUT, TEST, TRAIN, SlicePlan
+
+__all__ = ["Replay", "ReplayCounters", "Reservoir"]
+
+Rows = NDArray[np.float32]
+
+_STRATA_PER_SLICE = 4
+# A host that pauses at one t would fill that slice with a single frame; with finer strata it
+# only ever fills a quarter of the slice.
+_FULL_WEIGHT_ROWS = 512
+# A stratum with fewer rows than this is drawn proportionally less, so that a handful of pixels
+# from a frame that was cut short is not repeated until it is learned by heart.
+_WEIGHT_STEPS = 8
+_COORDINATE_SLACK = 1e-3  # float32 rounding on the far side; anything further out is refused
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayCounters:
+    """What came in, in rows.
+
+    Attributes:
+        seen: Rows given to `add`.
+        rejected: Of these, rows that are not finite or lie outside [-1, 1].
+        train: Rows that went to training reservoirs.
+        held_out: Rows that went to held-out reservoirs.
+        test: Rows that went to test reservoirs.
+    """
+
+    seen: int = 0
+    rejected: int = 0
+    train: int = 0
+    held_out: int = 0
+    test: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+class Reservoir:
+    """Equal, preallocated buckets of rows, one a stratum; a full bucket overwrites at random.
+
+    Overwriting always (rather than with the falling probability of Vitter's algorithm R) keeps a
+    full bucket a random sample of the stratum's *recent* rows: the source is a function of
+    (x, y, t), so old rows are not worth more, and training goes on seeing pixels it has not seen.
+
+    Not thread-safe: `Replay` holds the lock.
+
+    Args:
+        strata: Number of buckets.
+        capacity: Rows a bucket.
+    """
+
+    def __init__(self, strata: int, capacity: int) -> None:
+        self.capacity = capacity
+        self.sizes = np.zeros(strata, dtype=np.int64)
+        self._rows = np.empty((strata * capacity, 6), dtype=np.float32)
+
+    def add(self, stratum: int, rows: Rows, rng: np.random.Generator) -> bool:
+        """Put rows [n, 6] into one bucket. Returns whether the bucket had room to grow."""
+        if len(rows) > self.capacity:
+            rows = rows[rng.permutation(len(rows))[: self.capacity]]
+        start, size = stratum * self.capacity, int(self.sizes[stratum])
+        fresh = min(self.capacity - size, len(rows))
+        self._rows[start + size : start + size + fresh] = rows[:fresh]
+        self.sizes[stratum] = size + fresh
+        if fresh < len(rows):
+            places = start + rng.integers(0, self.capacity, len(rows) - fresh)
+            self._rows[places] = rows[fresh:]
+        return fresh > 0
+
+    def take(self, strata: NDArray[np.int64], rng: np.random.Generator) -> Rows:
+        """One random row of each named (non-empty) bucket, float32 [n, 6]."""
+        within = (rng.random(len(strata), dtype=np.float32) * self.sizes[strata]).astype(np.int64)
+        # float32 rounding can reach the size itself
+        np.minimum(within, self.sizes[strata] - 1, out=within)
+        return self._rows.take(strata * self.capacity + within, axis=0)
+
+    def snapshot(self, limit: int, rng: np.random.Generator) -> Rows:
+        """Up to `limit` rows, as evenly from every non-empty bucket as they allow; a copy."""
+        filled = np.flatnonzero(self.sizes)
+        if not len(filled):
+            return np.empty((0, 6), dtype=np.float32)
+        share = max(1, limit // len(filled))
+        parts = []
+        for i in filled:
+            start, size = i * self.capacity, int(self.sizes[i])
+            if size <= share:
+                parts.append(self._rows[start : start + size].copy())
+            else:
+                parts.append(self._rows[start + rng.permutation(size)[:share]])
+        return np.concatenate(parts)
+
+
+class Replay:
+    """The stream's memory: one reservoir for each kind of slice.
+
+    Rows are x, y, t in [-1, 1] and linear RGB, float32 [n, 6]. Training rows are kept with their
+    colour already in log space (sign(c) log(1 + |c|)), because each is drawn many times;
+    held-out and test rows keep linear RGB.
+
+    `add` may be called from any thread; it holds a lock for the copy only. Memory is allocated
+    once, here: 24 bytes a row of capacity.
+
+    Args:
+        plan: The split of t.
+        train_rows: Capacity for training rows, over the whole range of t.
+        held_out_rows: Capacity for held-out rows.
+        test_rows: Capacity for test rows.
+        seed: For which rows a full bucket keeps.
+    """
+
+    def __init__(
+        self,
+        plan: SlicePlan,
+        *,
+        train_rows: int = 1 << 21,
+        held_out_rows: int = 1 << 16,
+        test_rows: int = 1 << 16,
+        seed: int = 0,
+    ) -> None:
+        self.plan = plan
+        self._lock = threading.Lock()
+        self._rng = np.random.default_rng([seed, 0x5245504C])
+        self._strata_count = plan.count * _STRATA_PER_SLICE
+        kinds = np.repeat(plan.kinds, _STRATA_PER_SLICE)
+        self._kinds = kinds
+        # The bucket of each stratum, counted within its own kind.
+        self._bucket = np.zeros(self._strata_count, dtype=np.int64)
+        self._reservoirs: dict[int, Reservoir] = {}
+        for kind, limit in ((TRAIN, train_rows), (HELD_OUT, held_out_rows), (TEST, test_rows)):
+            members = np.flatnonzero(kinds == kind)
+            self._bucket[members] = np.arange(len(members))
+            count = max(1, len(members))
+            self._reservoirs[kind] = Reservoir(count, max(1, limit // count))
+        self._seen = self._rejected = 0
+        self._taken = {TRAIN: 0, HELD_OUT: 0, TEST: 0}
+        self._table = np.empty(0, dtype=np.int64)
+        self._table_stale = False
+
+    def add(self, rows: Rows) -> int:
+        """Sort rows into their reservoirs; any thread. Returns how many were kept.
+
+        Raises:
+            ValueError: `rows` is not float32 [n, 6].
+        """
+        if not isinstance(rows, np.ndarray) or rows.ndim != 2 or rows.shape[1] != 6:
+            shape = getattr(rows, "shape", type(rows).__name__)
+            raise ValueError(f"rows: expected float32 [n, 6] (x, y, t, r, g, b), got {shape}")
+        if rows.dtype != np.float32:
+            raise ValueError(f"rows: expected float32 [n, 6], got {rows.dtype}")
+        seen = len(rows)
+        # NaN fails the comparison too, so this is the whole check of the coordinates.
+        inside = (np.abs(rows[:, :3]) <= 1.0 + _COORDINATE_SLACK).all(axis=1)
+        good = inside & np.isfinite(rows[:, 3:]).all(axis=1)
+        kept = rows if good.all() else rows[good]
+        if not len(kept):
+            with self._lock:
+                self._seen += seen
+                self._rejected += seen
+            return 0
+        t = kept[:, 2]
+        if t[0] == t[-1] and (t == t[0]).all():  # one frame has one t: the usual case
+            groups = [(int(self._strata_of(t[:1])[0]), kept)]
+        else:
+            strata = self._strata_of(t)
+            order = np.argsort(strata, kind="stable")
+            names, starts = np.unique(strata[order], return_index=True)
+            groups = list(
+                zip(names.tolist(), np.split(kept[order], starts[1:].tolist()), strict=True)
+            )
+        prepared = [(s, self._prepared(s, part)) for s, part in groups]
+        with self._lock:
+            self._seen += seen
+            self._rejected += seen - len(kept)
+            for stratum, part in prepared:
+                kind = int(self._kinds[stratum])
+                grew = self._reservoirs[kind].add(int(self._bucket[stratum]), part, self._rng)
+                self._taken[kind] += len(part)
+                self._table_stale |= grew and kind == TRAIN
+        return len(kept)
+
+    def sample(self, batch: int, rng: np.random.Generator) -> Rows:
+        """Training rows spread evenly over the covered range of t; colours in log space.
+
+        Args:
+            batch: Rows to draw, with replacement.
+            rng: The caller's generator, so that a resumed run draws what it would have drawn.
+        Returns:
+            float32 [batch, 6], a copy; [0, 6] while nothing has come in.
+        """
+        with self._lock:
+            table = self._refreshed_table()
+            if not len(table):
+                return np.empty((0, 6), dtype=np.float32)
+            strata = table[rng.integers(0, len(table), batch)]
+            return self._reservoirs[TRAIN].take(strata, rng)
+
+    def snapshot(self, kind: int, limit: int, rng: np.random.Generator) -> Rows:
+        """A copy of up to `limit` rows of one kind, spread evenly over its covered strata."""
+        with self._lock:
+            return self._reservoirs[kind].snapshot(limit, rng)
+
+    def covered(self, kind: int = TRAIN) -> int:
+        """Slices of one kind that have data."""
+        with self._lock:
+            has = self._reservoirs[kind].sizes > 0
+        of_slice = np.flatnonzero(self._kinds == kind)[has[: (self._kinds == kind).sum()]]
+        return len(np.unique(of_slice // _STRATA_PER_SLICE))
+
+    def coverage(self, kind: int = TRAIN) -> float:
+        """Share of the slices of one kind that have data, 0..1."""
+        total = int((self.plan.kinds == kind).sum())
+        return self.covered(kind) / total if total else 0.0
+
+    @property
+    def counters(self) -> ReplayCounters:
+        with self._lock:
+            taken = self._taken
+            return ReplayCounters(
+                self._seen, self._rejected, taken[TRAIN], taken[HELD_OUT], taken[TEST]
+            )
+
+    def _strata_of(self, t: NDArray[np.float32]) -> NDArray[np.int64]:
+        scaled = (t.astype(np.float64) + 1.0) * (self.plan.count / 2)
+        whole = np.clip(np.floor(scaled), 0, self.plan.count - 1)
+        part = np.clip(np.floor((scaled - whole) * _STRATA_PER_SLICE), 0, _STRATA_PER_SLICE - 1)
+        return (whole * _STRATA_PER_SLICE + part).astype(np.int64)
+
+    def _prepared(self, stratum: int, rows: Rows) -> Rows:
+        if self._kinds[stratum] != TRAIN:
+            return rows
+        out = rows.copy()
+        colour = out[:, 3:]
+        np.copysign(np.log1p(np.abs(colour)), colour, out=colour)
+        return out
+
+    def _refreshed_table(self) -> NDArray[np.int64]:
+        """Training buckets to draw from, each repeated by its weight; the lock is held."""
+        if self._table_stale:
+            sizes = self._reservoirs[TRAIN].sizes
+            filled = np.flatnonzero(sizes)
+            weight = np.minimum(sizes[filled], _FULL_WEIGHT_ROWS) * _WEIGHT_STEPS
+            self._table = np.repeat(filled, np.maximum(1, weight // _FULL_WEIGHT_ROWS))
+            self._table_stale = False
+        return self._table

@@ -1,0 +1,86 @@
+"""Slices: which intervals of the parameter train, which validate, which only the report sees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["HELD_OUT", "TEST", "TRAIN", "SlicePlan"]
+
+TRAIN, HELD_OUT, TEST = 0, 1, 2
+
+DEFAULT_COUNT = 128
+# A held-out slice is a gap that the model must bridge, and it also costs its share of the range
+# for good. More slices make narrower gaps, but a gap narrower than the texels along t tests
+# nothing that training pixels did not already pin down. 64 is twice the default texels along t,
+# so a gap is half a texel. `benchmarks/train.py --slices` measures the choice; see its docstring.
+
+_GOLDEN = 0.6180339887498949  # 1/phi: i * _GOLDEN mod 1 spreads any run of i evenly over [0, 1)
+_HELD_OUT_BAND = (0.0, 1 / 8)
+_TEST_BAND = (0.25, 0.25 + 1 / 16)
+# The bands are placed so that a step of +-_GOLDEN (a neighbouring slice) leads out of both:
+# [0, 1/8) goes to [.618, .743) and [.382, .507), [.25, .3125) to [.868, .931) and [.632, .695).
+# So no two slices that do not train ever touch, whatever the count.
+
+
+class SlicePlan:
+    """A fixed split of t in [-1, 1] into equal slices: training, held-out and test.
+
+    Slice i (of count) is held out when i/phi mod 1 falls into the first eighth, and a test slice
+    when it falls into a sixteenth elsewhere; the first and the last always train, so that
+    nothing is extrapolated. The same count always gives the same split: there is no seed, and
+    a resumed job can never train on what it validated on before.
+
+    Args:
+        count: Number of slices, 8..4096.
+    Raises:
+        ValueError: `count` is out of range.
+    """
+
+    def __init__(self, count: int = DEFAULT_COUNT) -> None:
+        if type(count) is not int or not 8 <= count <= 4096:
+            raise ValueError(f"SlicePlan.count: expected an int in 8..4096, got {count!r}")
+        self.count = count
+        spread = (np.arange(count) * _GOLDEN) % 1.0
+        kinds = np.full(count, TRAIN, dtype=np.int8)
+        kinds[(spread >= _HELD_OUT_BAND[0]) & (spread < _HELD_OUT_BAND[1])] = HELD_OUT
+        kinds[(spread >= _TEST_BAND[0]) & (spread < _TEST_BAND[1])] = TEST
+        kinds[[0, -1]] = TRAIN
+        kinds.setflags(write=False)
+        self.kinds: NDArray[np.int8] = kinds
+        """Kind of each slice, int8 [count]."""
+
+    def index_of(self, t: NDArray[Any]) -> NDArray[np.int64]:
+        """Slice number of each t, int64, same shape; t outside [-1, 1] goes to the end slices."""
+        scaled = (np.asarray(t, dtype=np.float64) + 1.0) * (self.count / 2)
+        return np.clip(np.floor(scaled), 0, self.count - 1).astype(np.int64)
+
+    def kind_of(self, t: NDArray[Any]) -> NDArray[np.int8]:
+        """TRAIN, HELD_OUT or TEST for each t, int8, same shape."""
+        return self.kinds[self.index_of(t)]
+
+    def intervals(self, kind: int) -> list[tuple[float, float]]:
+        """Bounds (low, high) in t of every slice of one kind, ascending; high is exclusive."""
+        edge = 2.0 / self.count
+        return [(i * edge - 1.0, (i + 1) * edge - 1.0) for i in np.flatnonzero(self.kinds == kind)]
+
+    @property
+    def held_out(self) -> list[tuple[float, float]]:
+        """Held-out slices: the gate looks at them, training never does."""
+        return self.intervals(HELD_OUT)
+
+    @property
+    def test(self) -> list[tuple[float, float]]:
+        """Test slices: only the report looks at them."""
+        return self.intervals(TEST)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SlicePlan) and other.count == self.count
+
+    def __hash__(self) -> int:
+        return hash((SlicePlan, self.count))
+
+    def __repr__(self) -> str:
+        return f"SlicePlan(count={self.count})"
