@@ -19,26 +19,27 @@ import time
 import traceback
 from collections import deque
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import Final
 
 import doublure_bridge as bridge
 import zmq
-from doublure_bridge import PROTOCOL_OLDEST, PROTOCOL_VERSION, BridgeError, Dealer, Liveness
+from doublure_bridge import PROTOCOL_OLDEST, PROTOCOL_VERSION, BridgeError
 
 from .capture import FrameReader
 from .digest import Source
 from .errors import PluginError, TrainerError
 from .feeder import Feeder
+from .link import Link
 from .options import Options, SourceCommand, StopCommand
 from .resume import read_resume, write_resume
 from .ring import Ring
 from .stats import Notice
 from .supervisor import Supervisor
-from .weights import Weights, validate_weights
+from .weights import Intake
 
 __all__ = ["Sender"]
 
-# Phases of the conversation.
+# Phases of the conversation; see the module.
 STARTING, BOOTING, GREETING, OPENING, LIVE, ENDED = (
     "starting", "booting", "greeting", "opening", "live", "ended",
 )  # fmt: skip
@@ -64,8 +65,7 @@ class Sender:
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         # To the render thread.
-        self.ready: Weights | None = None
-        """Newest validated weights. Assigned as a whole, last."""
+        self.intake = Intake()
         self.state = "connecting"
         self.error: PluginError | None = None
         self.notices: deque[Notice] = deque(maxlen=256)
@@ -73,7 +73,6 @@ class Sender:
         self.opened: bridge.SessionOpened | None = None
         self.progress: bridge.Progress | None = None
         self.trainer_pid: int | None = None
-        self.rejected = 0
         self.losses = 0
         self.stop_ms: float | None = None
         self.supervisor = Supervisor(options) if options.endpoint is None else None
@@ -87,8 +86,6 @@ class Sender:
         self._since = time.monotonic()
         self._not_before = 0.0
         self._asked = False
-        self._newest = 0
-        self._newest_digest = b""
         self._said: set[str] = set()
         self._stop: StopCommand | None = None
         self._stop_since = 0.0
@@ -97,10 +94,7 @@ class Sender:
         self._superseded = False
         self._crashes = 0
         self._released = False
-        self._context: zmq.Context[Any] | None = None
-        self._control: Dealer | None = None
-        self._frames: Dealer | None = None
-        self._live = Liveness()
+        self._link = Link(self.timing.lost)
 
     # -- called by the session --------------------------------------------------------------------
 
@@ -168,8 +162,8 @@ class Sender:
         self._receive()
         if self._phase in (GREETING, OPENING, LIVE):
             self._converse()
-        if self.feeder.open and self._frames is not None and self.opened is not None:
-            self.feeder.feed(self._frames, self.opened.session)
+        if self.feeder.open and self._link.frames is not None and self.opened is not None:
+            self.feeder.feed(self._link.frames, self.opened.session)
         else:
             self.feeder.drop()
         self._show()
@@ -178,8 +172,7 @@ class Sender:
         """Sleep until a socket, the host or the clock has something; 50 ms at most."""
         poller = zmq.Poller()
         poller.register(self._wake_out, zmq.POLLIN)
-        if self._control is not None:
-            poller.register(self._control.raw, zmq.POLLIN)
+        self._link.register(poller)
         if self._phase == BOOTING and self.supervisor is not None:
             fd = self.supervisor.ready_fd
             if fd is not None:
@@ -212,8 +205,7 @@ class Sender:
     def _change_source(self, command: SourceCommand) -> None:
         self._source = command.source
         self.feeder.replace(command.ring, command.reader)
-        self._newest, self._newest_digest = 0, b""
-        self.ready = None
+        self.intake.forget()
         self.progress = None
         self._resume = self._stored_resume()
         self._notice("info", f"the source has changed ({command.reason}): training starts anew")
@@ -226,14 +218,13 @@ class Sender:
     def _end_old_session(self) -> None:
         """The old job ends before a new one is asked for; the same connection serves both."""
         assert self.opened is not None
-        if self._control is not None:
-            self._control.send(
-                bridge.SourceChanged(
-                    session=self.opened.session,
-                    digest=self._source.digest,
-                    reason=f"now {self._source.name}",
-                )
+        self._link.send(
+            bridge.SourceChanged(
+                session=self.opened.session,
+                digest=self._source.digest,
+                reason=f"now {self._source.name}",
             )
+        )
         self._draining = True
         self._since = time.monotonic()
 
@@ -242,11 +233,11 @@ class Sender:
         self.state = "stopping"
         late = time.monotonic() - command.since > command.wait_s
         if self._phase == LIVE and not self._lost and not late:
-            if not self._stop_sent and self._control is not None and self.opened is not None:
+            if not self._stop_sent and self.opened is not None:
                 message = bridge.Stop(session=self.opened.session, reason=command.reason[:250])
-                self._stop_sent = self._control.send(message)
+                self._stop_sent = self._link.send(message)
             return
-        if self._phase == OPENING and self._asked and not late and not self._live.lost:
+        if self._phase == OPENING and self._asked and not late and not self._link.lost:
             # A job may be on its way; it gets its Stop as soon as it has a name.
             return
         if self._phase == LIVE and late:
@@ -287,19 +278,9 @@ class Sender:
         self._not_before = self._since + pause
         self._asked = False
 
-    def _connect(self) -> None:
-        assert self._endpoint is not None
-        if self._context is None:
-            self._context = zmq.Context()
-        self._control = Dealer(self._context, self._endpoint)
-        self._frames = Dealer(self._context, self._endpoint)
-
     def _disconnect(self) -> None:
         self.feeder.shut()
-        for channel in (self._frames, self._control):
-            if channel is not None:
-                channel.close()
-        self._control = self._frames = None
+        self._link.disconnect()
 
     def _reconnect(self, *, pause: float = 0.0) -> None:
         self._disconnect()
@@ -314,11 +295,11 @@ class Sender:
 
     def _converse(self) -> None:
         now = time.monotonic()
-        if self._control is None:
+        if not self._link.connected:
             if now < self._not_before:
                 return
-            self._connect()
-        assert self._control is not None
+            assert self._endpoint is not None
+            self._link.connect(self._endpoint)
         if self._phase == GREETING:
             self._greet(now)
         elif self._phase == OPENING:
@@ -326,12 +307,11 @@ class Sender:
         else:
             self._keep_alive()
         while self.outbox and self._phase == LIVE and not self._lost:
-            if not self._control.send(self.outbox[0]):
+            if not self._link.send(self.outbox[0]):
                 break
             self.outbox.popleft()
 
     def _greet(self, now: float) -> None:
-        assert self._control is not None
         if not self._asked:
             hello = bridge.Hello(
                 protocol=PROTOCOL_VERSION,
@@ -341,7 +321,7 @@ class Sender:
                 pid=os.getpid(),
                 token=self.supervisor.token if self.supervisor is not None else b"",
             )
-            if self._control.send(hello):
+            if self._link.send(hello):
                 self._asked = True
                 self._since = now
         waited = now - self._since
@@ -368,7 +348,6 @@ class Sender:
             self._reconnect()
 
     def _await_opening(self, now: float) -> None:
-        assert self._control is not None
         if not self._asked:
             ask = bridge.OpenSession(
                 digest=self._source.digest,
@@ -381,10 +360,10 @@ class Sender:
                 config=dict(self.options.config),
                 resume=self._resume,
             )
-            self._asked = self._control.send(ask)
+            self._asked = self._link.send(ask)
             self._superseded = False
-        self._beat(b"")
-        if self._live.lost:
+        self._link.beat(b"")
+        if self._link.lost:
             self._notice("warning", "the trainer went silent while it opened the session")
             self._lose()
             self._reconnect()
@@ -396,33 +375,27 @@ class Sender:
 
     def _keep_alive(self) -> None:
         assert self.opened is not None
-        self._beat(self.opened.session)
+        self._link.beat(self.opened.session)
         if self._draining and time.monotonic() - self._since > self.timing.stop:
             self._notice("warning", "the trainer did not confirm the end of the old source in time")
             self._draining = False
             self.opened = None
             self._reconnect()
-        elif self._live.lost and not self._lost:
+        elif self._link.lost and not self._lost:
             self._lose()
             self._notice(
                 "warning",
-                f"the trainer has been silent for {self._live.silent_s:.1f} s: lost; "
+                f"the trainer has been silent for {self._link.silent_s:.1f} s: lost; "
                 "drawing goes on, and it is taken back when it answers",
             )
-
-    def _beat(self, session: bytes) -> None:
-        if self._live.due() and self._control is not None:
-            beat = bridge.Heartbeat(session=session, sequence=self._live.sequence, reply=False)
-            self._control.send(beat)
 
     def _receive(self) -> None:
         """Handle what has come. Of several Weights only the newest is looked at."""
         newest: bridge.Weights | None = None
         for _ in range(64):
-            received = None if self._control is None else self._control.recv()
+            received = self._link.receive()
             if received is None:
                 break
-            self._live.seen()
             try:
                 message = bridge.decode(received.parts)
             except bridge.VersionError as error:
@@ -454,9 +427,9 @@ class Sender:
     def _handle(self, message: bridge.Message) -> None:
         match message:
             case bridge.Heartbeat():
-                if not message.reply and self._control is not None:
+                if not message.reply:
                     session = b"" if self.opened is None else self.opened.session
-                    self._control.send(
+                    self._link.send(
                         bridge.Heartbeat(session=session, sequence=message.sequence, reply=True)
                     )
             case bridge.Welcome():
@@ -483,9 +456,7 @@ class Sender:
                 error.what, expected=error.expected, got=error.got, next_step=error.next_step
             )
         self.trainer_pid = message.pid
-        # Often enough for one to go missing, whatever the trainer proposes.
-        interval = min(max(message.heartbeat_ms / 1000, 0.05), self.timing.lost / 3)
-        self._live = Liveness(interval_s=interval, timeout_s=self.timing.lost)
+        self._link.expect_life(message.heartbeat_ms / 1000)
         if not self._resume:
             self._resume = self._stored_resume()
         self._enter(OPENING)
@@ -508,7 +479,7 @@ class Sender:
         resumed = message.resume == self._resume and message.step > 0
         if not resumed:
             # The new job counts its versions from one again.
-            self._newest, self._newest_digest = 0, b""
+            self.intake.restart()
         self._resume = message.resume
         self.opened = message
         self._enter(LIVE)
@@ -578,31 +549,19 @@ class Sender:
     def _take_weights(self, message: bridge.Weights) -> None:
         if self.opened is None or self._draining or message.session != self.opened.session:
             return
-        if message.version == self._newest and message.digest == self._newest_digest:
-            # A resumed job publishes again what this host already has.
-            return
-        try:
-            weights = validate_weights(
-                message,
-                session=self.opened.session,
-                newest=self._newest,
-                source=self._source.digest,
-                arrived=self._live.last_seen,
-            )
-        except Exception as error:
-            # Whatever goes wrong in judging weights is a verdict on the weights.
-            self.rejected += 1
-            self._notice("warning", f"refused {error}; kept the last good ones")
+        reason = self.intake.take(
+            message,
+            session=self.opened.session,
+            source=self._source.digest,
+            arrived=self._link.last_heard,
+        )
+        if reason is not None:
+            self._notice("warning", f"refused {reason}; kept the last good ones")
             self.outbox.append(
                 bridge.WeightsRejected(
-                    session=message.session, version=message.version, reason=str(error)[:500]
+                    session=message.session, version=message.version, reason=reason[:500]
                 )
             )
-            return
-        self._newest, self._newest_digest = weights.version, weights.digest
-        # Commands are obeyed between ticks, so a change of source asked for meanwhile is seen
-        # by the session, which compares `weights.source`.
-        self.ready = weights
 
     # -- telling ----------------------------------------------------------------------------------
 
@@ -646,10 +605,8 @@ class Sender:
         if self._released:
             return
         self._released = True
-        self._disconnect()
-        if self._context is not None:
-            self._context.term()
-            self._context = None
+        self.feeder.shut()
+        self._link.close()
         if self.supervisor is not None:
             self.supervisor.close()
         self._wake_in.close()

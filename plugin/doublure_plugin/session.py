@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from doublure_bridge import (
@@ -34,10 +34,6 @@ from .stats import Notice, SessionStats, Timings
 from .weights import Weights
 
 __all__ = ["Session"]
-
-State = Literal[
-    "connecting", "opening", "streaming", "lost", "refused", "stopping", "stopped", "failed"
-]
 
 _MAX_ROWS: Final = 262_144
 # Leaving must take less than a second, whatever the trainer does.
@@ -267,7 +263,7 @@ class Session:
         sender = self._sender
         if sender is None:
             return None
-        ready = sender.ready
+        ready = sender.intake.ready
         if ready is None or ready is self._handed or ready.source != self._source.digest:
             return None
         self._handed = ready
@@ -401,7 +397,12 @@ class Session:
 
     @property
     def state(self) -> str:
-        """One of `State`; ``lost`` and ``failed`` still let the host draw."""
+        """Where the session stands; in all of them the host draws on.
+
+        ``connecting``, ``opening``, ``streaming``; ``lost`` while the trainer is silent or being
+        replaced; ``refused`` while the host's frames are; ``stopping``, ``stopped``; ``failed``,
+        which is final and has an `error`.
+        """
         return "stopped" if self._sender is None else self._sender.state
 
     @property
@@ -466,7 +467,7 @@ class Session:
             sent=sender.feeder.sent,
             rows=sender.feeder.rows,
             reloads=self._reloads,
-            rejected=sender.rejected + self._host_rejected,
+            rejected=sender.intake.rejected + self._host_rejected,
             spawns=0 if sender.supervisor is None else sender.supervisor.started,
             losses=sender.losses,
             capture_us_median=median,

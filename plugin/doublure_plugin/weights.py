@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from .errors import WeightsError
 from .evaluate import Evaluator
 
-__all__ = ["PROBE_TOLERANCE", "Weights", "validate_weights"]
+__all__ = ["PROBE_TOLERANCE", "Intake", "Weights", "validate_weights"]
 
 PROBE_TOLERANCE = 2e-3
 """Accepted |difference| at a golden probe, times 1 + |colour|.
@@ -62,6 +62,45 @@ class Weights:
     probes: tuple[NDArray[np.float32], NDArray[np.float32]]
     arrived: float = field(default_factory=time.monotonic)
     evaluator: Evaluator | None = field(default=None, repr=False)
+
+
+class Intake:
+    """What has come in for the session that is open. Sender thread; `ready` is for the host's."""
+
+    def __init__(self) -> None:
+        self.ready: Weights | None = None
+        """Newest validated weights. One reference, assigned last: the host sees all or nothing."""
+        self.rejected = 0
+        self._version = 0
+        self._digest = b""
+
+    def restart(self) -> None:
+        """A job that starts over counts its versions from one; what is ready stays so."""
+        self._version, self._digest = 0, b""
+
+    def forget(self) -> None:
+        """Another source: nothing that came so far may be drawn with."""
+        self.restart()
+        self.ready = None
+
+    def take(
+        self, message: WeightsMessage, *, session: bytes, source: bytes, arrived: float
+    ) -> str | None:
+        """Validate and make ready; the reason when they are refused."""
+        if message.version == self._version and message.digest == self._digest:
+            # A resumed job publishes again what this host already has.
+            return None
+        try:
+            weights = validate_weights(
+                message, session=session, newest=self._version, source=source, arrived=arrived
+            )
+        except Exception as error:
+            # Whatever goes wrong in judging weights is a verdict on the weights.
+            self.rejected += 1
+            return str(error)
+        self._version, self._digest = weights.version, weights.digest
+        self.ready = weights
+        return None
 
 
 def validate_weights(

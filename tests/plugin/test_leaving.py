@@ -128,7 +128,7 @@ def test_applied_weights_stay_usable_after_stop() -> None:
     with FakeTrainer() as trainer, Session(SOURCE, (0, 1), trainer=trainer.endpoint) as session:
         wait_for(lambda: session.state == "streaming", "streaming")
         trainer.publish(1)
-        wait_for(lambda: session._sender is not None and session._sender.ready, "weights")
+        wait_for(lambda: session._sender is not None and session._sender.intake.ready, "weights")
         weights = session.poll()
         assert weights is not None
         session.applied(weights)

@@ -279,8 +279,8 @@ def test_only_the_newest_of_several_is_handed_out(trainer: FakeTrainer) -> None:
         wait_for(
             lambda: (
                 session._sender is not None
-                and session._sender.ready is not None
-                and session._sender.ready.version == 8
+                and session._sender.intake.ready is not None
+                and session._sender.intake.ready.version == 8
             ),
             "version 8",
         )
@@ -352,7 +352,7 @@ def test_progress_is_the_latest(trainer: FakeTrainer) -> None:
 def test_a_changed_source_mixes_with_nothing(trainer: FakeTrainer) -> None:
     with open_session(trainer) as session:
         trainer.publish(1)
-        wait_for(lambda: session._sender is not None and session._sender.ready, "weights")
+        wait_for(lambda: session._sender is not None and session._sender.intake.ready, "weights")
         first = trainer.session
         session.source_changed(OTHER, "another uniform")
         # The weights of the old source arrived, and must not be handed out any more.
