@@ -18,6 +18,12 @@ from doublure_plugin.scenes import SCENES
 from .fakes import COMPACT, GRID, BrokenSession, FakeSession, FakeWeights, weights
 
 SIZE = (48, 32)
+
+# A float16 target rounds to 5e-4, and a GPU's sampler has 8 bits of texel weight where lavapipe's
+# is float32. Between the neighbours of random textures that shows: mean 2e-3 on an NVIDIA H200,
+# 1e-4 on lavapipe. A wrong axis or texture is off by tenths.
+MEAN_ERROR = 5e-3
+MAX_ERROR = 6e-2
 Open = Callable[..., Host]
 
 
@@ -108,10 +114,8 @@ def test_source_until_the_first_weights_then_the_stand_in(opener: Open, spec: An
     assert host.showing == "standin"
     wanted = Evaluator(spec, first.tensors).image(*SIZE, host.scene.normalise(3.0))
     error = np.abs(host.read_standin(3.0) - wanted) / (1.0 + np.abs(wanted))
-    # float16 target (5e-4) and the sampler's texel weights: lavapipe's are float32, a GPU's may
-    # have 8 bits.
-    assert error.max() < 2e-2
-    assert error.mean() < 1e-3
+    assert error.max() < MAX_ERROR
+    assert error.mean() < MEAN_ERROR
 
     before = len(session.rows)
     run_until(host, lambda: len(session.rows) > before + 2)  # the source is still captured
@@ -137,7 +141,7 @@ def test_reload_is_drawn_in_the_frame_that_polls_it(opener: Open) -> None:
         if host.name == "wgpu":
             wanted = Evaluator(spec, new.tensors).image(*SIZE, host.scene.normalise(3.0))
             shown = host.read_shown()
-            assert (np.abs(shown - wanted) / (1.0 + np.abs(wanted))).mean() < 1e-3
+            assert (np.abs(shown - wanted) / (1.0 + np.abs(wanted))).mean() < MEAN_ERROR
     assert host.stats.version == 5
     assert host.stats.shader_compiles == compiles
 
