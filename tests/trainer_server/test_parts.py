@@ -118,7 +118,7 @@ def test_a_runtime_directory_is_private(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_half_written_files_are_swept(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
-    for name in ("a.tmp", "deep/b.tmp-123", "deep/whole", "tmp"):
+    for name in ("a.tmp", "deep/.checkpoint-last", "deep/whole", "tmp"):
         (tmp_path / name).write_text("x")
     assert sweep_temporaries(tmp_path) == 2
     assert (tmp_path / "deep/whole").exists()
@@ -213,7 +213,8 @@ def test_a_meter_counts_and_rates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("config", "named"),
-    [({"nice": -3}, "config.nice"), ({"device": "tpu"}, "config.device"),
+    [({"nice": -3}, "config.nice"),
+        ({"seed": "x"}, "config.seed"), ({"device": "tpu"}, "config.device"),
      ({"tensorboard": 1}, "config.tensorboard")],
 )  # fmt: skip
 def test_bad_job_options_are_refused_by_name(config: dict[str, object], named: str) -> None:

@@ -113,11 +113,14 @@ def sweep_stale(root: Path | None = None) -> list[Path]:
 
 
 def sweep_temporaries(path: Path) -> int:
-    """Remove half-written files (`*.tmp`, `*.tmp-*`) that a killed job left; returns how many."""
+    """Remove half-written files that a killed job left; returns how many.
+
+    They are `*.tmp`, and `.checkpoint-*` of `checkpoint.Checkpoints`.
+    """
     count = 0
     for file in path.rglob("*"):
         name = file.name
-        if (name.endswith(".tmp") or ".tmp-" in name) and file.is_file():
+        if (name.endswith(".tmp") or name.startswith(".checkpoint-")) and file.is_file():
             file.unlink(missing_ok=True)
             count += 1
     return count

@@ -47,8 +47,7 @@ CHECKPOINT_S = 5.0
 # A checkpoint must not take more than this share of the training time.
 _CHECKPOINT_SHARE = 0.02
 _FINAL_SAVE_S = 0.1
-_CHEAP_SAVE_S = 0.02
-_CHEAP_EVERY_S = 1.0
+_LEAST_CHECKPOINT_S = 1.0
 _LOCK_FILE = "lock"
 _LOCK_WAIT_S = 2.0
 _VERSIONS_FILE = "published.json"
@@ -87,19 +86,26 @@ class Options:
         nice: How much priority the job gives up, 0..19, so that the engine's threads win.
         tensorboard: Whether to write curves; by default only into a persistent directory.
         device: auto, cpu or cuda.
+        seed: For everything random in training.
     """
 
-    NAMES = ("nice", "tensorboard", "device")
+    NAMES = ("nice", "tensorboard", "device", "seed")
 
     def __init__(self, config: Mapping[str, Any], *, persistent: bool, device: str) -> None:
         self.nice = config.get("nice", 5)
         self.tensorboard = config.get("tensorboard", persistent)
         self.device = config.get("device", device)
+        self.seed = config.get("seed", 0)
         self.rest = {k: v for k, v in config.items() if k not in self.NAMES}
-        if type(self.nice) is not int or not 0 <= self.nice <= 19:
-            raise RefusedError(
-                "config.nice", code="config", expected="an integer in 0..19", got=repr(self.nice)
-            )
+        for name, limit in (("nice", 19), ("seed", 2**63 - 1)):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value <= limit:
+                raise RefusedError(
+                    f"config.{name}",
+                    code="config",
+                    expected=f"an integer in 0..{limit}",
+                    got=repr(value),
+                )
         if type(self.tensorboard) is not bool:
             raise RefusedError(
                 "config.tensorboard",
@@ -191,12 +197,15 @@ class _Job:
             os.nice(options.nice)
         self._trainer = build(task, options)
         resumed = assignment.load and self._trainer.resume()
-        self._versions = self._read_versions() if resumed else []
+        # Also without a checkpoint: a host may have what a job published that died before its
+        # first one.
+        self._versions = self._read_versions()
         self._version = self._versions[-1][0] if self._versions else 0
         self._test: dict[str, float] = {}
         self._test_at = 0.0
         self._saved_at = time.monotonic()
         self._save_s = 0.0
+        self._save_soon = False
         self._disk_told = False
         self._loss = 0.0
         self._curves = ScalarLog(self._directory / "tensorboard") if options.tensorboard else None
@@ -253,9 +262,10 @@ class _Job:
         self._write_versions(int(candidate.step))
         self._send(candidate, self._version)
         self._trainer.published(candidate)
-        if self._save_s < _CHEAP_SAVE_S and time.monotonic() - self._saved_at > _CHEAP_EVERY_S:
-            # So that a successor knows the weights that the host draws with.
-            self._saved_at = -math.inf
+        # Soon, so that a successor knows the weights that the host draws with.
+        self._save_soon = True
+        if not self._save_s:
+            self._saved_at = -math.inf  # nothing saved yet: at once
         if time.monotonic() - self._test_at >= TEST_SCORES_S:
             self._test_at = time.monotonic()
             self._test = _scores(self._trainer.report_scores())
@@ -352,13 +362,15 @@ class _Job:
             self._curves.add(message.step, scalars)
 
     def _checkpoint(self) -> None:
-        """Save every few seconds, less often where it is slow."""
+        """Save every few seconds, and after publications; less often where it is slow."""
         start = time.monotonic()
-        if start - self._saved_at < max(CHECKPOINT_S, self._save_s / _CHECKPOINT_SHARE):
+        wish = _LEAST_CHECKPOINT_S if self._save_soon else CHECKPOINT_S
+        if start - self._saved_at < max(wish, self._save_s / _CHECKPOINT_SHARE):
             return
         self._save()
         self._saved_at = time.monotonic()
         self._save_s = self._saved_at - start
+        self._save_soon = False
 
     def _save(self) -> None:
         """Write a checkpoint; a disk that does not take it costs the checkpoint, not the job."""

@@ -146,9 +146,19 @@ class _ChildProcess:
 
     def __init__(self, command: Sequence[str], launch: Launch) -> None:
         group: dict[str, Any] = {"process_group": 0} if os.name == "posix" else {}
+        # Libraries leave things in the temporary folder (torch makes torchinductor_USER there);
+        # in ours they go when we do.
+        scratch = launch.log.parent / "tmp"
+        scratch.mkdir(mode=0o700, exist_ok=True)
+        environment = {**os.environ, "TMPDIR": str(scratch)}
         with launch.log.open("ab") as output:
             self._popen = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=output, **group
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                **group,
             )
         self.pid = self._popen.pid
         assert self._popen.stdin is not None
