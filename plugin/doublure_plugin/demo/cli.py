@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,6 +45,8 @@ def demo(
 ) -> None:
     """Draw an expensive shader, learn its stand-in live, and swap it in while it runs."""
     began = time.perf_counter() - _process_age()
+    # Mesa's EGL, which wgpu asks for adapters too, complains on stderr where this is not set.
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
     names = list(SCENES) if scene == "all" else [scene]
     if names[0] not in SCENES:
         raise typer.BadParameter(f"expected one of {', '.join(SCENES)} or all, got {scene!r}")
