@@ -5,6 +5,7 @@ Its config says how it misbehaves, so that tests can reach every state in millis
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -20,7 +21,7 @@ from doublure_trainer.link import Task
 
 SPEC = CompactSpec(hidden=4, layers=1)
 KNOWN = (
-    "publish_every", "fail_at", "die_at", "busy_s", "save_s", "build_s", "write_garbage",
+    "publish_every", "fail_at", "die_at", "busy_s", "save_s", "build_s", "save_fails",
 )  # fmt: skip
 
 
@@ -124,7 +125,8 @@ class StandInTrainer:
 
     def published(self, candidate: StandInCandidate) -> None:
         self.last = candidate
-        self.save()
+        if not self.config.get("save_fails"):
+            self.save()
 
     def last_published(self) -> StandInCandidate | None:
         return self.last
@@ -140,6 +142,8 @@ class StandInTrainer:
     def save(self) -> Path:
         path = self.directory / "standin.json"
         part = self.directory / "standin.json.tmp"
+        if self.config.get("save_fails"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         part.write_text(json.dumps({"step": self.step}))
         time.sleep(self.config.get("save_s", 0))
         part.replace(path)

@@ -13,6 +13,7 @@ import pytest
 from doublure_bridge import (
     PROTOCOL_VERSION,
     Credit,
+    Error,
     Frame,
     Progress,
     Rows,
@@ -157,6 +158,18 @@ def test_a_persistent_job_leaves_log_curves_and_checkpoint(tmp_path: Path) -> No
         }  # fmt: skip
         assert "session for plasma" in (directory / "job.log").read_text()
         assert not list((it.runtime / "logs").glob(f"*-{opened.job_pid}.log"))
+
+
+def test_a_full_disk_is_told_once_and_does_not_stop_training(client: Client) -> None:
+    client.open(save_fails=True)
+    client.rows()
+    first = client.wait_weights()
+    error = client.error("disk")
+    assert not error.fatal
+    assert "No space left on device" in error.got
+    client.expect(Progress, where=lambda p: p.step > first.step + 300)
+    client.receive()
+    assert not [m for m in client.seen if isinstance(m, Error)]
 
 
 def test_two_servers_do_not_share_a_job_directory(tmp_path: Path) -> None:

@@ -205,8 +205,8 @@ class Desk:
             self._finish(session)
             return
         stop = Stop(session=session.id, reason=session.reason)
-        if job.peer is None or not self._locals.send(job.peer, stop):
-            # Still importing, or its queue is full: it has nothing worth waiting for.
+        if job.peer is None or job.stopped or not self._locals.send(job.peer, stop):
+            # Still importing, held by SIGSTOP, or its queue is full: waiting gains nothing.
             job.kill()
         self._pool.stop_within(job, self._settings.stop_grace_s)
 

@@ -124,6 +124,15 @@ class Job:
         """Whether it has said Hello and can take an assignment."""
         return self.peer is not None
 
+    @property
+    def stopped(self) -> bool:
+        """Whether it is held by SIGSTOP or a debugger, and so cannot obey (Linux; else False)."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in "Tt"
+
     def kill(self) -> None:
         self.killed = True
         self.process.kill()
