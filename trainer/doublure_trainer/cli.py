@@ -69,7 +69,7 @@ class _Display:
         )
         if self._console.is_terminal:
             self._live = Live(
-                get_renderable=lambda: jobs_table(hub.snapshot()),
+                get_renderable=lambda: _jobs_or_wait(hub.snapshot()),
                 console=self._console,
                 refresh_per_second=_REFRESH_HZ,
                 transient=True,
@@ -90,6 +90,10 @@ class _Display:
         while not self._over.wait(_PLAIN_EVERY_S):
             for figures in hub.snapshot():
                 print(plain_line(figures), flush=True)
+
+
+def _jobs_or_wait(jobs: list[dict[str, Any]]) -> Table | str:
+    return jobs_table(jobs) if jobs else "waiting for a host"
 
 
 def jobs_table(jobs: list[dict[str, Any]]) -> Table:
