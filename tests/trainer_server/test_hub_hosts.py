@@ -177,6 +177,18 @@ def test_an_unknown_session_is_named_and_not_fatal(stage: Make) -> None:
     assert "OpenSession" in error.next_step
 
 
+def test_a_heartbeat_that_crosses_stopped_is_no_error(stage: Make) -> None:
+    it = stage()
+    client = it.client()
+    client.open()
+    session = client.session
+    client.stop()
+    client.send(Heartbeat(session=session, sequence=9, reply=False))
+    client.send(Heartbeat(session=b"", sequence=10, reply=False))
+    client.expect(Heartbeat, where=lambda h: h.sequence == 10)
+    assert not [m for m in client.seen if isinstance(m, Error)]
+
+
 def test_frames_arrive_as_they_were_sent(stage: Make) -> None:
     it = stage()
     client = it.client()

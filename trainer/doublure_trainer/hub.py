@@ -63,6 +63,7 @@ _HURRY_MS = 4
 _GOODBYE_S = 0.15
 _REMEMBERED = 64
 _MAX_PEERS = 1024
+_ASKED_FOR = ("stop", "source changed")
 _LOCAL_SOCKET = "jobs.sock"
 # sockaddr_un.sun_path is 108 bytes on Linux, 104 on macOS
 _SOCKET_PATH_LIMIT = 100
@@ -435,6 +436,10 @@ class Hub:
         """The session a host names; tells it when there is none; notes the sign of life."""
         session = self.sessions.get(name)
         if session is None:
+            ended = self._desk.ended.get(name)
+            if ended is not None and ended.reason in _ASKED_FOR:
+                # Said before our Stopped had arrived; the host knows by now.
+                return None
             self._say(
                 peer,
                 error_message(
