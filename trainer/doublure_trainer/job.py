@@ -277,9 +277,11 @@ class _Job:
         if candidate is None:
             return
         known = [v for v, step in self._versions if step == candidate.step]
-        version = known[-1] if known else max(1, self._version)
-        self._version = max(self._version, version)
-        self._send(candidate, version)
+        if not known:
+            self._version += 1
+            self._write_versions(int(candidate.step))
+            known = [self._version]
+        self._send(candidate, known[-1])
 
     def _send(self, candidate: Any, version: int) -> None:
         session = self._task.session
