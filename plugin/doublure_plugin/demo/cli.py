@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -134,7 +135,7 @@ def _line(status: Status) -> str:
 
 def _say_notices(console: Console, status: Status) -> None:
     for text in status.notices:
-        console.print(Text(f"{status.scene}: {text}", style="yellow"))
+        console.print(Text(f"{status.scene}: {text}", style="yellow"), soft_wrap=True)
     status.notices.clear()
 
 
@@ -148,22 +149,32 @@ def _say_result(console: Console, run: dict[str, Any]) -> None:
         f"{run['seconds']:.0f} s of training; first learned pixels after "
         f"{run['first_learned_pixels_s']:.1f} s; {run['reloads']} reloads{stop}; {run['verdict']}",
         highlight=False,
+        soft_wrap=True,
     )
 
 
 def _results(runs: list[dict[str, Any]]) -> Table:
-    table = Table(title="on test slices, which training and gate never saw")
-    for title in ("scene", "dB", "relative MSE", "first pixels, s", "reloads", "source, ms",
-                  "stand-in, ms", "capture, µs", "stop, ms"):  # fmt: skip
-        table.add_column(title, justify="left" if title == "scene" else "right")
-    keys = (
-        "held_out_psnr_db", "held_out_relmse", "first_learned_pixels_s", "reloads",
-        "source_frame_ms", "standin_frame_ms", "capture_us_median", "stop_ms",
-    )  # fmt: skip
+    table = Table(title="on test slices, which training and gate never saw", box=box.SIMPLE)
+    columns = {
+        "scene": "scene", "dB": "held_out_psnr_db", "relMSE": "held_out_relmse",
+        "first s": "first_learned_pixels_s", "reloads": "reloads",
+        "source ms": "source_frame_ms", "stand-in ms": "standin_frame_ms",
+        "capture µs": "capture_us_median", "stop ms": "stop_ms",
+    }  # fmt: skip
+    for title in columns:
+        table.add_column(title, justify="left" if title == "scene" else "right", no_wrap=True)
     for run in runs:
-        values = ("-" if run[key] is None else f"{run[key]:.4g}" for key in keys)
-        table.add_row(run["scene"], *values)
+        values = (run[key] for key in columns.values())
+        table.add_row(
+            *("-" if v is None else v if isinstance(v, str) else f"{v:.3g}" for v in values)
+        )
     return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else f"{value:.3g}"
 
 
 def _hardware() -> dict[str, Any]:
