@@ -29,6 +29,7 @@ __all__ = ["Candidate", "LiveTrainer", "StepReport", "TrainerProgress"]
 Tensors = dict[str, NDArray[np.generic]]
 
 _LEAST_SCORE_ROWS = 256
+_LEAST_HELD_OUT = 3  # slices; fewer say nothing about the range between them
 _STALLED_S = 2.0  # training without a new held-out slice: the host's range is what it is
 _RATE_MEMORY = 0.9  # of the running samples/s, per train_slice
 _PUBLISHED = "published."
@@ -380,6 +381,9 @@ class LiveTrainer:
             rung = self._race.rung_due(family, learner.steps)
             if rung is not None:
                 self._run_rung(family, rung)
+            if learner.wants_score:
+                found = self._step_score(family, learner.steps)
+                learner.trial_score(None if found is None else found.psnr_db)
             if count is not None and steps >= count:
                 break
             if until is not None and time.perf_counter() >= until:
@@ -395,18 +399,19 @@ class LiveTrainer:
         return StepReport(steps, samples, seconds, self._loss if losses else math.nan, rolled_back)
 
     def _run_rung(self, family: str, rung: int) -> None:
-        rows = self._replay.snapshot(HELD_OUT, self.config.score_rows, self._rung_generator(rung))
-        if len(rows) < _LEAST_SCORE_ROWS:
-            worst = self._race.record(family, rung, None)
-        else:
-            found, _ = self._scored(family, rows)
-            worst = self._race.record(family, rung, found.psnr_db)
+        found = self._step_score(family, rung)
+        worst = self._race.record(family, rung, None if found is None else found.psnr_db)
         if worst is not None:
             self._drop(worst)
 
-    def _rung_generator(self, rung: int) -> np.random.Generator:
-        # Its own: when candidates are scored must not change who wins the race.
-        return np.random.default_rng([self._seed, 0x52554E47, rung])
+    def _step_score(self, family: str, steps: int) -> Scores | None:
+        """A held-out score that belongs to a step and not to the clock; None without data.
+
+        Its own generator: when candidates are scored must not change who wins.
+        """
+        rng = np.random.default_rng([self._seed, 0x52554E47, steps])
+        rows = self._replay.snapshot(HELD_OUT, self.config.score_rows, rng)
+        return self._scored(family, rows)[0] if len(rows) >= _LEAST_SCORE_ROWS else None
 
     def _drop(self, family: str) -> None:
         self._race.drop(family)
@@ -445,7 +450,7 @@ class LiveTrainer:
             self._held_out_seen, self._held_out_grew_at = seen, self._train_s
         if self._published is not None:
             return True
-        if self._replay.coverage(HELD_OUT) >= self.config.publish_coverage:
+        if self._replay.span(TRAIN) >= self.config.publish_coverage and seen >= _LEAST_HELD_OUT:
             return True
         return bool(seen) and self._train_s - self._held_out_grew_at > _STALLED_S
 

@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["Race"]
 
-HEAD_START = 200
+HEAD_START = 100
 # Steps of the default family before the challenger's first, so that the first useful candidate,
 # which comes from the default, is not delayed.
 
