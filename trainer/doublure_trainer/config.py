@@ -22,7 +22,7 @@ class ConfigError(TrainerError):
 
 def default_grid() -> GridSpec:
     """The grid model that suits 512 x 512 sources; sizes measured with benchmarks/train.py."""
-    return GridSpec(xy=(128, 128), xt=(48, 48), yt=(48, 48), volume=(48, 48, 48))
+    return GridSpec(xy=(128, 128), xt=(48, 32), yt=(48, 32), volume=(48, 48, 48))
 
 
 def default_compact() -> CompactSpec:
@@ -83,7 +83,7 @@ class TrainConfig:
     floor: float = _setting(0.02, 0.0, 1.0)
     relative: float = _setting(0.5, 1e-3, 1e3)
     ema: float = _setting(0.995, 0.0, 0.99999)
-    smoothing: float = _setting(0.002, 0.0, 0.06)
+    smoothing: float = _setting(0.004, 0.0, 0.06)
     growth: tuple[int, ...] = (100, 300)
     threads: int = _setting(1, 1, 256)
     replay_rows: int = _setting(1 << 21, 1 << 10, 1 << 28)
@@ -169,7 +169,7 @@ def _check(name: str, value: Any, limits: tuple[float, float] | None) -> None:
             raise ConfigError(what, expected=f"sizes of the {name} model", got=repr(value))
     elif name in _TUPLES:
         rising = isinstance(value, tuple) and all(type(v) is int and v > 0 for v in value)
-        if not rising or list(value) != sorted(set(value)):
+        if not rising or list(value) != sorted(set(value)) or (name == "race_rungs" and not value):
             raise ConfigError(what, expected="rising step numbers, as a list", got=repr(value))
     elif limits is not None:
         low, high = limits

@@ -25,12 +25,13 @@ _BETAS = (0.9, 0.99)
 _CHECK_EVERY = 64  # steps between looks at all parameters; the loss is looked at every step
 _MAX_ROLLBACKS = 12
 _SMOOTH_EVERY = 4
+_VOLUME_SHARE = 0.25  # soft, busy scenes live on the volume's detail: 1 to 2 dB less at 1
 _LARGEST_PULL = 1 / 16  # beyond it the explicit step on a fourth difference is unstable
 _TRIAL_STEPS = 150
-_TRIAL_GAIN_DB = 0.75
+_TRIAL_GAIN_DB = 1.25
 # Soft, busy scenes gained 1.5 to 3 dB within the trial; the one with hard moving edges 0.7 dB, and
 # lost 2 to 3 dB in the ten seconds after it.
-_TRIAL_AGAIN = 3  # times the steps of the last trial
+_TRIAL_AGAIN = 4  # times the steps of the last trial
 
 
 class DivergedError(TrainerError):
@@ -266,7 +267,8 @@ class Learner:
             every = _SMOOTH_EVERY if texels.dim() == 5 else 1  # the volume is the dear one
             if self.steps % every:
                 continue
-            pull = min(strength * every, _LARGEST_PULL)
+            share = _VOLUME_SHARE if texels.dim() == 5 else 1.0
+            pull = min(strength * every * share, _LARGEST_PULL)
             for axis in axes:
                 inner = texels.shape[axis] - 2
                 if inner < 1:

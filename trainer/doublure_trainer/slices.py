@@ -34,14 +34,14 @@ class SlicePlan:
     a resumed job can never train on what it validated on before.
 
     Args:
-        count: Number of slices, 8..4096.
+        count: Number of slices, 17..4096; fewer would leave no test slice.
     Raises:
         ValueError: `count` is out of range.
     """
 
     def __init__(self, count: int = DEFAULT_COUNT) -> None:
-        if type(count) is not int or not 8 <= count <= 4096:
-            raise ValueError(f"SlicePlan.count: expected an int in 8..4096, got {count!r}")
+        if type(count) is not int or not 17 <= count <= 4096:
+            raise ValueError(f"SlicePlan.count: expected an int in 17..4096, got {count!r}")
         self.count = count
         spread = (np.arange(count) * _GOLDEN) % 1.0
         kinds = np.full(count, TRAIN, dtype=np.int8)
