@@ -1,0 +1,95 @@
+"""`doublure demo` as a user runs it: a real trainer, a real host, and what they leave behind."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+INTERFACE = {
+    "scene", "host", "device", "seconds", "first_learned_pixels_s", "held_out_psnr_db",
+    "held_out_relmse", "reloads", "frames", "dropped", "capture_us_median", "capture_us_p99",
+    "source_frame_ms", "standin_frame_ms", "stop_ms",
+}  # fmt: skip
+"""Keys of a run that other programs read."""
+
+
+def doublure(*arguments: str, timeout: float = 90, **environment: str):
+    """Run the command without a terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "doublure_bridge", *arguments],
+        capture_output=True, text=True, timeout=timeout, env=os.environ | environment,
+    )  # fmt: skip
+
+
+def test_the_command_lists_what_each_package_brings() -> None:
+    result = doublure("--help")
+    assert result.returncode == 0
+    assert all(name in result.stdout for name in ("demo", "doctor", "trainer"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("demo", "--scene", "plasam"), "expected one of plasma, fbm, sdf, edges, sun or all"),
+        (("demo", "--host", "unreal"), "expected one of auto, wgpu, numpy"),
+        (("demo", "--out", "/proc/nowhere"), "expected a directory that can be written"),
+        (("demo", "--trainer", "tcp://gpu:5570"), "expected a loopback address"),
+        (("demo", "--model", "gird"), "expected one of auto, grid, compact"),
+    ],
+)
+def test_wrong_words_give_one_line_and_no_traceback(
+    arguments: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "doublure_bridge", *arguments],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path,
+        env=os.environ | {"COLUMNS": "300", "TERM": "dumb"},
+    )  # fmt: skip
+    assert result.returncode != 0
+    assert said in " ".join((result.stdout + result.stderr).split())
+    assert "Traceback" not in result.stdout + result.stderr
+    assert "Traceback" in doublure(*arguments, "--debug").stderr or arguments[1] != "--trainer"
+
+
+@pytest.mark.process
+def test_a_run_without_any_adapter_learns_in_numpy_and_says_so(tmp_path: Path) -> None:
+    result = doublure(
+        "demo", "--scene", "plasma", "--seconds", "2", "--size", "96", "--out", str(tmp_path),
+        VK_DRIVER_FILES="/nonexistent", VK_ICD_FILENAMES="/nonexistent",
+        __EGL_VENDOR_LIBRARY_FILENAMES="/nonexistent", LIBGL_DRIVERS_PATH="/nonexistent",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "drawing with NumPy" in result.stdout
+    check_run(tmp_path, host="numpy")
+
+
+@pytest.mark.process
+@pytest.mark.gpu
+def test_a_run_on_the_embedded_host_learns_and_leaves_its_pictures(tmp_path: Path) -> None:
+    result = doublure(
+        "demo", "--scene", "plasma", "--seconds", "3", "--size", "128", "--host", "wgpu",
+        "--out", str(tmp_path),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "dB on test slices" in result.stdout
+    run = check_run(tmp_path, host="wgpu")
+    assert run["dropped"] < run["captures"]
+
+
+def check_run(out: Path, *, host: str) -> dict:
+    names = {path.name for path in out.iterdir()}
+    assert names - {"plasma-animation.webp", "plasma-animation.gif"} == {
+        "plasma-held-out.png", "plasma-quality.png", "summary.json",
+    }  # fmt: skip
+    (run,) = json.loads((out / "summary.json").read_text())["runs"]
+    assert run.keys() >= INTERFACE
+    assert (run["scene"], run["host"]) == ("plasma", host)
+    assert run["reloads"] >= 1
+    # A flat colour scores about 13 dB on plasma; two seconds are enough for far more.
+    assert run["held_out_psnr_db"] > 20
+    assert run["first_learned_pixels_s"] > 0
+    assert run["stop_ms"] > 0
+    return run
