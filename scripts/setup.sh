@@ -2,12 +2,14 @@
 # that software rendering needs. Safe to run again; does nothing when all is there.
 #
 #   DOUBLURE_EXTRAS   extras of pyproject.toml to install, default "dev"
-#   DOUBLURE_VENV     where the environment goes, default .venv
+#   DOUBLURE_VENV     where the environment goes, default .venv of the repository
 #   PYTHON            interpreter to make it from, default the newest of python3.12, 3.11, python3
 
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${DOUBLURE_VENV:-$repository/.venv}
+case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
+cd "$repository"
 extras=${DOUBLURE_EXTRAS:-dev}
-venv=${DOUBLURE_VENV:-.venv}
 system_packages="libvulkan1 mesa-vulkan-drivers"
 
 say() { printf '%s\n' "$*" >&2; }
@@ -59,7 +61,9 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
 fi
 
 # Software rendering is only needed where no GPU driver is; lavapipe beside a real driver does no harm.
-if [ "$(uname -s)" = Linux ] && ! ls /usr/share/vulkan/icd.d/*.json /etc/vulkan/icd.d/*.json >/dev/null 2>&1; then
+# By one pattern at a time: ls fails when any of several is not there.
+has_vulkan_driver() { compgen -G "/usr/share/vulkan/icd.d/*.json" || compgen -G "/etc/vulkan/icd.d/*.json"; }
+if [ "$(uname -s)" = Linux ] && ! has_vulkan_driver >/dev/null; then
     # shellcheck disable=SC2086
     need_packages $system_packages || say "going on without a Vulkan driver: the NumPy host will be used"
 fi
