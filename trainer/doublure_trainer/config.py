@@ -51,7 +51,8 @@ class TrainConfig:
         relative: Softness of the loss's weight 1 / (min(|log colour|, 1) + relative): smaller
             counts dark pixels more. Above 1 log space is relative already, and a highlight's
             error grows again when it is decoded.
-        ema: Decay of the averaged weights, per step, once warmed up.
+        ema: Decay of the averaged weights, per step; until it is reached, the average spans
+            the last tenth of all steps.
         smoothing: Pull of texels towards the straight line through their neighbours, per step.
         growth: Steps at which the grid's volume reaches its next resolution.
         threads: CPU threads for torch.
@@ -82,9 +83,9 @@ class TrainConfig:
     half_life: int = _setting(800, 1, 1 << 30)
     floor: float = _setting(0.02, 0.0, 1.0)
     relative: float = _setting(0.5, 1e-3, 1e3)
-    ema: float = _setting(0.995, 0.0, 0.99999)
+    ema: float = _setting(0.999, 0.0, 0.99999)
     smoothing: float = _setting(0.004, 0.0, 0.06)
-    growth: tuple[int, ...] = (100, 300)
+    growth: tuple[int, ...] = (100, 900)
     threads: int = _setting(1, 1, 256)
     replay_rows: int = _setting(1 << 21, 1 << 10, 1 << 28)
     held_out_rows: int = _setting(1 << 16, 1 << 8, 1 << 24)

@@ -383,7 +383,7 @@ class LiveTrainer:
                 self._run_rung(family, rung)
             if learner.wants_score:
                 found = self._step_score(family, learner.steps)
-                learner.trial_score(None if found is None else found.psnr_db)
+                learner.trial_score(None if found is None else found.merit)
             if count is not None and steps >= count:
                 break
             if until is not None and time.perf_counter() >= until:
@@ -400,7 +400,7 @@ class LiveTrainer:
 
     def _run_rung(self, family: str, rung: int) -> None:
         found = self._step_score(family, rung)
-        worst = self._race.record(family, rung, None if found is None else found.psnr_db)
+        worst = self._race.record(family, rung, None if found is None else found.merit)
         if worst is not None:
             self._drop(worst)
 

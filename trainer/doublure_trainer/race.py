@@ -65,16 +65,17 @@ class Race:
             return None
         return steps
 
-    def record(self, family: str, rung: int, psnr_db: float | None) -> str | None:
+    def record(self, family: str, rung: int, merit: float | None) -> str | None:
         """Note a held-out score at a rung. Returns the family that is dropped, if one is.
 
         Args:
-            psnr_db: None where there was nothing to score on: then the rung decides nothing,
-                and the last one decides for the default. Not finite is the worst there is.
+            merit: `Scores.merit` in dB; None where there was nothing to score on: then the rung
+                decides nothing, and the last one decides for the default. Not finite is the worst
+                there is.
         """
-        if psnr_db is not None and not math.isfinite(psnr_db):
-            psnr_db = -math.inf
-        self._records[family][rung] = psnr_db
+        if merit is not None and not math.isfinite(merit):
+            merit = -math.inf
+        self._records[family][rung] = merit
         if not self.running or any(rung not in self._records[name] for name in self.active):
             return None
         first, second = (self._records[name][rung] for name in self.active)

@@ -42,6 +42,17 @@ class Scores:
         """Whether all are numbers; weights that are not are never published."""
         return all(math.isfinite(v) for v in (self.psnr_db, self.relmse, self.peak_ratio))
 
+    @property
+    def merit(self) -> float:
+        """One number to choose between models by: PSNR less the peak's error, both in dB.
+
+        Tone mapping hides how bright a lamp is; a model too coarse for it must not win by that.
+        NaN when the scores are not finite.
+        """
+        if not self.finite or self.peak_ratio <= 0:
+            return math.nan
+        return self.psnr_db - abs(10.0 * math.log10(self.peak_ratio))
+
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
 
