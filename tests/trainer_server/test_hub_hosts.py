@@ -219,7 +219,7 @@ def test_frames_beyond_credit_are_dropped_counted_and_told_once(stage: Make) -> 
         assert client.frames.send(rows)
     session = it.hub.sessions[client.session]
     it.until(lambda: session.frames.dropped == 36)
-    assert len(it.job_of(client).of(Rows)) == 4
+    it.until(lambda: len(it.job_of(client).of(Rows)) == 4)
     it.turns(10)
     client.receive()
     errors = [m for m in client.seen if isinstance(m, Error)]
