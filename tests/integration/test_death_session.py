@@ -151,3 +151,18 @@ def test_a_killed_host_takes_trainer_and_job_along(temporary: Path) -> None:
     host.stdout.close()
     wait_for(lambda: not any(map(alive, family)), "trainer and job gone", timeout_s=5.0)
     wait_for(lambda: not list(temporary.glob("doublure-*")), "directory gone", timeout_s=2.0)
+
+
+def test_an_interpreter_without_torch_is_told_what_to_install(tmp_path: Path) -> None:
+    """The server needs no torch, so it is the job that finds out."""
+    hole = tmp_path / "hole" / "torch"
+    hole.mkdir(parents=True)
+    text = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
+    (hole / "__init__.py").write_text(text)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{hole.parent}" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    with open_session(python=str(python)) as session:
+        wait_for(lambda: session.state == "failed", "the session to fail", 60)
+        assert "No module named 'torch'" in str(session.error)
+        assert "-m pip install 'doublure[trainer]'`" in str(session.error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 
@@ -159,11 +160,13 @@ def test_a_job_that_cannot_start_refuses_the_session_with_its_log(stage: Make) -
     client.greet()
     client.send(client.request())
     it.until(lambda: it.jobs)
-    it.jobs[0].launch.log.write_text("ModuleNotFoundError: No module named 'torch'")
+    it.jobs[0].launch.log.write_text("Traceback\nModuleNotFoundError: No module named 'torch'")
     it.jobs[0].end(1)
     error = client.error("open_refused")
     assert error.fatal
-    assert "No module named 'torch'" in error.detail
+    assert "could not start: exit code 1: ModuleNotFoundError: No module named" in error.what
+    assert f"run `{sys.executable} -m pip install 'doublure[trainer]'`" in error.next_step
+    assert "Traceback" in error.detail
     assert not it.hub.sessions
 
 

@@ -6,6 +6,7 @@ The half of the server that faces the jobs; `hub` is the half that faces the hos
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import OrderedDict
 from typing import Any
@@ -267,6 +268,17 @@ class Desk:
                 tail += f"\n{error}"
                 fatal = True
         what = f"the job (pid {job.pid}) has died: {job.ending()}"
+        next_step = "it resumes from its last checkpoint"
+        if fatal:
+            next_step = "see the detail, and open a new session"
+        last = tail.rsplit("\n", 1)[-1]
+        if not job.ready and last:
+            what = f"the job (pid {job.pid}) could not start: {job.ending()}: {last[:300]}"
+            if last.startswith(("ModuleNotFoundError", "ImportError")):
+                next_step = (
+                    f"run `{sys.executable} -m pip install 'doublure[trainer]'`, or set "
+                    "DOUBLURE_PYTHON to a Python that has it"
+                )
         log.error("%s: %s%s", session.name, what, "" if fatal else "; resuming")
         self.tell(
             session,
@@ -274,9 +286,7 @@ class Desk:
                 code,
                 what,
                 session=session.id,
-                next_step="it resumes from its last checkpoint"
-                if not fatal
-                else "see the detail, and open a new session",
+                next_step=next_step,
                 detail=tail,
                 fatal=fatal,
             ),
