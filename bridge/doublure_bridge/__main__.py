@@ -44,7 +44,11 @@ def main() -> None:
         try:
             app.command(entry.name)(entry.load())
         except ImportError as error:
-            app.command(entry.name, help=f"(not installed: {error})")(_missing(entry.name, error))
+            # Whatever else is on the line, what is missing is the answer.
+            anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+            app.command(entry.name, help=f"(not installed: {error})", context_settings=anything)(
+                _missing(entry.name, error)
+            )
 
     # Taken out before parsing so that it works anywhere on the line, for every sub-command.
     debug = "--debug" in sys.argv or os.environ.get("DOUBLURE_DEBUG") == "1"

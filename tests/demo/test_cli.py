@@ -54,6 +54,30 @@ def test_wrong_words_give_one_line_and_no_traceback(
     assert "Traceback" in doublure(*arguments, "--debug").stderr or arguments[1] != "--trainer"
 
 
+def test_a_missing_package_is_the_answer_whatever_the_options(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['PIL'] = None; sys.argv = ['doublure', 'demo', '--seconds', '3'];"
+        "from doublure_bridge.__main__ import main; main()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert result.returncode == 1
+    assert "run `pip install 'doublure[demo]'`" in result.stderr
+
+
+@pytest.mark.process
+def test_a_trainer_that_cannot_start_ends_the_run_with_one_message(tmp_path: Path) -> None:
+    result = doublure(
+        "demo", "--seconds", "2", "--size", "64", "--host", "numpy", "--out", str(tmp_path),
+        DOUBLURE_PYTHON=str(tmp_path / "python"),
+    )  # fmt: skip
+    assert result.returncode == 1
+    said = result.stdout + result.stderr
+    assert said.count(f"got no program at {tmp_path / 'python'}") == 1
+    assert "Traceback" not in said
+
+
 @pytest.mark.process
 def test_a_run_without_any_adapter_learns_in_numpy_and_says_so(tmp_path: Path) -> None:
     result = doublure(

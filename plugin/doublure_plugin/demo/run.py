@@ -257,8 +257,10 @@ def _note_progress(
 
 def _note_messages(live: _Live, session: Session, status: Status) -> None:
     messages = session.messages
+    # What ends the run is said once, as the error that ends it.
+    final = str(session.error) if session.state in ("failed", "refused") else "\0"
     for notice in messages[live.notices_seen :]:
-        if notice.level != "info":
+        if notice.level != "info" and not notice.text.endswith(final):
             status.notices.append(notice.text)
     live.notices_seen = len(messages)
 
