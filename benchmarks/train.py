@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from doublure_bridge.scores import peak_ratio, psnr_db, relmse, tonemap
 from doublure_plugin.scenes import SCENES, Scene
 from doublure_trainer.config import TrainConfig
 from doublure_trainer.loop import Candidate, LiveTrainer
 from doublure_trainer.models import build, load_tensors
-from doublure_trainer.scores import peak_ratio, psnr_db, relmse, tonemap
 from doublure_trainer.slices import SlicePlan
 from numpy.typing import NDArray
 

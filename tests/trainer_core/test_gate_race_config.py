@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 from doublure_bridge.models import GridSpec
+from doublure_bridge.scores import Scores, peak_ratio, psnr_db, relmse, score, tonemap
 from doublure_trainer.config import ConfigError, TrainConfig
 from doublure_trainer.gate import GateLimits, constant_scores, judge
 from doublure_trainer.race import HEAD_START, Race
-from doublure_trainer.scores import Scores, peak_ratio, psnr_db, relmse, score, tonemap
 
 FLOOR = Scores(15.0, 1.0, 0.5, 1000)
 LIMITS = GateLimits()

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from doublure_bridge.scores import score
 from doublure_trainer import loop
 from doublure_trainer.loop import Candidate, LiveTrainer
 from doublure_trainer.models import build, load_tensors
-from doublure_trainer.scores import score
 from doublure_trainer.slices import HELD_OUT, TEST, TRAIN
 
 from .streams import PLAN, frame, small, stream

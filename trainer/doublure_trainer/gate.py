@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from doublure_bridge.models import ModelSpec
+from doublure_bridge.scores import Scores, score
 from numpy.typing import NDArray
 
 from .models.reference import evaluate
-from .scores import Scores, score
 
 __all__ = ["FLOOR_GAIN_DB", "GateLimits", "Verdict", "constant_scores", "golden_probes", "judge"]
 

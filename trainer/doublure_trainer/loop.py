@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from doublure_bridge.models import ModelSpec, model_spec_from_dict, spec_to_dict
+from doublure_bridge.scores import Scores, score
 from numpy.typing import NDArray
 
 from .checkpoint import CheckpointError, Checkpoints, State
@@ -21,7 +22,6 @@ from .learner import DivergedError, Learner, LearnerState
 from .models import build, load_tensors
 from .race import Race
 from .replay import Replay
-from .scores import Scores, score
 from .slices import HELD_OUT, TEST, TRAIN, SlicePlan
 
 __all__ = ["Candidate", "LiveTrainer", "StepReport", "TrainerProgress"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from doublure_bridge.scores import Scores, score_image
+from doublure_bridge.scores import Scores, score
 
 from ..digest import Source
 from ..hosts import Host, open_host
@@ -319,7 +319,9 @@ def _measure(
     for low, high in test:
         t = scene.denormalise((low + high) / 2)
         pairs.append((t, host.read_source(t), host.read_standin(t)))
-    scores: list[Scores] = [score_image(standin, source) for _, source, standin in pairs]
+    scores: list[Scores] = [
+        score(standin.reshape(-1, 3), source.reshape(-1, 3)) for _, source, standin in pairs
+    ]
     figures["held_out_psnr_db"] = _rounded(float(np.mean([s.psnr_db for s in scores])))
     figures["held_out_psnr_db_worst"] = _rounded(float(min(s.psnr_db for s in scores)))
     figures["held_out_relmse"] = float(f"{np.mean([s.relmse for s in scores]):.4g}")
