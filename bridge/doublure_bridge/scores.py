@@ -1,7 +1,8 @@
 """What the scores on the wire mean: the one definition that both sides measure by.
 
 Three figures together, since each alone can be fooled: a tonemapped PSNR hides errors in
-highlights, a relative error overrates the dark, and neither notices that a small sun has lost its peak.
+highlights, a relative error overrates the dark, and neither notices that a small sun has lost
+its peak.
 """
 
 from __future__ import annotations
