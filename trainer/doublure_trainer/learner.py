@@ -30,7 +30,8 @@ _LARGEST_PULL = 1 / 16  # beyond it the explicit step on a fourth difference is 
 _TRIAL_STEPS = 150
 _TRIAL_GAIN_DB = 1.25
 # Where the fine volume is needed (plasma, fbm) it gained 1.5 to 2.1 dB within the trial. Elsewhere
-# (three seeds of each) it gained 0 to 0.9 dB, and on hard moving edges then lost 2 to 3 dB in the ten seconds after.
+# (three seeds of each) it gained 0 to 0.9 dB, and on hard moving edges then lost 2 to 3 dB in the
+# ten seconds after.
 _TRIAL_AGAIN = 3  # times the steps of the last trial
 
 
