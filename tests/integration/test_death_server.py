@@ -187,6 +187,33 @@ def test_a_killed_host_takes_everything_along(tmp_path: Path, busy_s: float) -> 
     assert not runtime.exists()
 
 
+@pytest.mark.parametrize("token", [b"", json.dumps({"token": "00" * 32}).encode() + b"\n"])
+def test_a_host_that_is_killed_while_its_server_starts_leaves_nothing(
+    tmp_path: Path, token: bytes
+) -> None:
+    """The host dies before its token was read, and before it can read that the server is ready."""
+    runtime = tmp_path / "doublure-x"
+    runtime.mkdir(mode=0o700)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "doublure_trainer.server", "--spawned", "--runtime-dir",
+         str(runtime), "--parent", str(gone.pid)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+    )  # fmt: skip
+    assert server.stdin is not None
+    assert server.stdout is not None
+    assert server.stderr is not None
+    server.stdout.close()
+    server.stdin.write(token)
+    server.stdin.close()
+    said = server.stderr.read().decode()
+    server.stderr.close()
+    server.wait(10)
+    assert "Traceback" not in said
+    assert not runtime.exists()
+
+
 def test_a_stopped_job_goes_with_a_killed_host(tmp_path: Path) -> None:
     runtime = tmp_path / "doublure-x"
     runtime.mkdir(mode=0o700)

@@ -7,6 +7,7 @@ trainer"). `serve` is the same server in the foreground, which `doublure trainer
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -148,6 +149,8 @@ def _spawned(args: argparse.Namespace) -> int:
     except BridgeError as error:
         _say({"error": str(error)})
         log.error("%s", error)
+        if runtime is not None and os.getppid() != args.parent:
+            remove_tree(runtime)
         return 1
     _drain_on_signals(hub)
     watch_parent(lambda: _orphaned(hub, runtime), parent=args.parent)
@@ -184,8 +187,9 @@ def _read_token() -> bytes:
 
 def _say(fields: dict[str, Any]) -> None:
     """The one line on stdout, after which stdout ends, so that the host need not read on."""
-    sys.stdout.write(json.dumps(fields) + "\n")
-    sys.stdout.flush()
+    # A host that has gone meanwhile is met by its watcher, which also tidies up.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(1, json.dumps(fields).encode() + b"\n")
     os.dup2(2, 1)
 
 
