@@ -256,7 +256,13 @@ class Learner:
         weights apart), so that it acts at full strength where data says little: in the gaps of
         t, and between the pixels of a hard edge, which otherwise comes out ragged.
         """
-        for texels, axes in ((grid.xt, (2, 3)), (grid.yt, (2, 3)), (grid.volume, (2,))):
+        along_all, along_t = (2, 3), (2,)
+        for texels, axes in (
+            (grid.xy, along_all),
+            (grid.xt, along_all),
+            (grid.yt, along_all),
+            (grid.volume, along_t),
+        ):
             every = _SMOOTH_EVERY if texels.dim() == 5 else 1  # the volume is the dear one
             if self.steps % every:
                 continue

@@ -12,10 +12,11 @@ __all__ = ["HELD_OUT", "TEST", "TRAIN", "SlicePlan"]
 TRAIN, HELD_OUT, TEST = 0, 1, 2
 
 DEFAULT_COUNT = 128
-# A held-out slice is a gap that the model must bridge, and it also costs its share of the range
-# for good. More slices make narrower gaps, but a gap narrower than the texels along t tests
-# nothing that training pixels did not already pin down. 64 is twice the default texels along t,
-# so a gap is half a texel. `benchmarks/train.py --slices` measures the choice; see its docstring.
+# A held-out slice is a gap that the model must bridge, so wide ones measure bridging and not what
+# the host will see; narrower than the steps of a host's t, a slice is skipped by most passes. Held
+# out, moving hard edges scored 33.1, 34.2 and 34.6 dB with 64, 128 and 256 slices (test slices:
+# 31.2, 34.6, 34.3) after 10 s of benchmarks/train.py --slices, and the first candidate came after
+# 1.3, 1.1 and 1.4 s. A host that crosses its range in 4 s at 30 frames/s meets each of 128 once.
 
 _GOLDEN = 0.6180339887498949  # 1/phi: i * _GOLDEN mod 1 spreads any run of i evenly over [0, 1)
 _HELD_OUT_BAND = (0.0, 1 / 8)
