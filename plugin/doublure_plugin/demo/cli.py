@@ -38,6 +38,9 @@ def demo(
         "doublure-demo"
     ),
     size: Annotated[int, typer.Option(help="Width and height, pixels.", min=16, max=8192)] = 512,
+    rows: Annotated[
+        int, typer.Option(help="Pixels sampled a capture.", min=64, max=1 << 18)
+    ] = DemoOptions.rows,
     model: Annotated[str, typer.Option(help="grid, compact, or auto to race them.")] = "auto",
     trainer: Annotated[
         str | None, typer.Option(help="Address of a running trainer; starts one if not given.")
@@ -64,7 +67,7 @@ def demo(
         ) from None
     options = DemoOptions(
         seconds=seconds, host=host, out=out, size=(size, size), model=model, trainer=trainer,
-        seed=seed,
+        seed=seed, rows=rows,
     )  # fmt: skip
     console = Console()
     runs: list[dict[str, Any]] = []

@@ -50,7 +50,7 @@ class DemoOptions:
     size: tuple[int, int] = (512, 512)
     model: str = "auto"
     trainer: str | None = None
-    rows: int = 4096
+    rows: int = 16384
     capture_fps: float = 30.0
     fps: float = 60.0
     seed: int = 0
