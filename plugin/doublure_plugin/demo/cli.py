@@ -22,7 +22,7 @@ from rich.text import Text
 
 from ..hosts import HOSTS
 from ..scenes import SCENES
-from .run import DemoOptions, Status, Watch, run_scene, write_summary
+from .run import DEFAULT_ROWS, DemoOptions, Status, Watch, run_scene, write_summary
 
 __all__ = ["demo"]
 
@@ -40,7 +40,7 @@ def demo(
     size: Annotated[int, typer.Option(help="Width and height, pixels.", min=16, max=8192)] = 512,
     rows: Annotated[
         int, typer.Option(help="Pixels sampled a capture.", min=64, max=1 << 18)
-    ] = DemoOptions.rows,
+    ] = DEFAULT_ROWS,
     model: Annotated[str, typer.Option(help="grid, compact, or auto to race them.")] = "auto",
     trainer: Annotated[
         str | None, typer.Option(help="Address of a running trainer; starts one if not given.")

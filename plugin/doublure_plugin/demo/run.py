@@ -18,7 +18,10 @@ from ..scenes import SCENES, Scene
 from ..session import Session
 from .report import Picture, QualityTrace, save_animation, save_comparison, save_json, save_plot
 
-__all__ = ["DemoOptions", "Status", "run_scene"]
+__all__ = ["DEFAULT_ROWS", "DemoOptions", "Status", "run_scene"]
+
+DEFAULT_ROWS = 16_384
+"""Pixels sampled a capture: 60 to 70 µs of the render thread on the machine of docs/performance.md."""
 
 _GOLDEN = 0.6180339887498949
 _SETTLE_S = 20.0
@@ -50,7 +53,7 @@ class DemoOptions:
     size: tuple[int, int] = (512, 512)
     model: str = "auto"
     trainer: str | None = None
-    rows: int = 16384
+    rows: int = DEFAULT_ROWS
     capture_fps: float = 30.0
     fps: float = 60.0
     seed: int = 0
