@@ -21,7 +21,7 @@ from .report import Picture, QualityTrace, save_animation, save_comparison, save
 __all__ = ["DEFAULT_ROWS", "DemoOptions", "Status", "run_scene"]
 
 DEFAULT_ROWS = 16_384
-"""Pixels sampled a capture: 60 to 70 µs of the render thread on the machine of docs/performance.md."""
+"""Pixels sampled a capture: 60 to 70 µs of the render thread; see docs/performance.md."""
 
 _GOLDEN = 0.6180339887498949
 _SETTLE_S = 20.0
