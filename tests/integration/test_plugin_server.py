@@ -102,14 +102,17 @@ def test_stop_at_any_moment_of_the_start(python: str, after_s: float) -> None:
     session.close()
 
 
-def test_a_killed_server_is_replaced_and_the_job_resumes(python: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_server_is_replaced_and_the_job_resumes(
+    python: str, number: signal.Signals
+) -> None:
     with Session(SOURCE, (0, 1), python=python) as session:
         stream(session, lambda: session.stats.reloads >= 2, "reloads")
         server = session.trainer_pid
         assert server is not None
         family = [p.pid for p in psutil.Process(server).children(recursive=True)]
         before = session.current
-        os.kill(server, signal.SIGKILL)
+        os.kill(server, number)
         stream(session, lambda: session.state == "lost", "lost")
         assert session.current is before
         stream(session, lambda: session.state == "streaming", "streaming again")

@@ -170,6 +170,26 @@ def test_a_job_that_cannot_start_refuses_the_session_with_its_log(stage: Make) -
     assert not it.hub.sessions
 
 
+def test_a_job_that_is_killed_while_it_starts_is_replaced(stage: Make) -> None:
+    """Out of memory while torch was imported, say: unlike an exception it need not come again."""
+    it = stage(spares=0, deaths_allowed=2)
+    it.playing = False
+    client = it.client()
+    client.greet()
+    client.send(client.request())
+    for i in range(2):
+        it.until(lambda i=i: len(it.jobs) == i + 1)
+        it.jobs[i].end(-9)
+        error = client.error("job_died")
+        assert not error.fatal
+        assert "died: signal SIGKILL" in error.what
+    it.until(lambda: len(it.jobs) == 3)
+    it.playing = True
+    assert client.expect(SessionOpened).job_pid == it.jobs[2].pid
+    it.jobs[2].end(-9)
+    assert client.error("job_died").fatal
+
+
 def test_spares_that_cannot_start_are_given_up(stage: Make) -> None:
     it = stage()
     it.playing = False

@@ -257,9 +257,11 @@ class Desk:
         while deaths[0] < now - self._settings.deaths_window_s:
             deaths.popleft()
         sweep_temporaries(session.directory)
-        fatal = len(deaths) > self._settings.deaths_allowed or not job.ready
+        # An exception at the start would come again; a signal need not.
+        failed = not job.ready and (job.returncode or 0) > 0
+        fatal = len(deaths) > self._settings.deaths_allowed or failed
         session.job = None
-        code = "job_died" if job.ready else "open_refused"
+        code = "job_died" if job.ready or not fatal else "open_refused"
         tail = log_tail(job.launch.log, session.directory / "job.log")
         if not fatal:
             try:
@@ -268,7 +270,7 @@ class Desk:
                 tail += f"\n{error}"
                 fatal = True
         what = f"the job (pid {job.pid}) has died: {job.ending()}"
-        next_step = "it resumes from its last checkpoint"
+        next_step = "another takes over, from the last checkpoint if there is one"
         if fatal:
             next_step = "see the detail, and open a new session"
         last = tail.rsplit("\n", 1)[-1]
@@ -314,8 +316,13 @@ class Desk:
         log.info("%s: over (%s) at step %d", session.name, session.reason, session.step)
 
     def remove_directory(self, session: Session) -> None:
-        """What a session leaves on disk: all that is whole, if persistent, else nothing."""
-        if self._settings.directory is not None:
+        """What a session leaves on disk: all that is whole, if persistent, else nothing.
+
+        A server that a host started, and that somebody else ends, keeps it too: the host starts
+        another one, which goes on from there, and removes the folder itself in the end.
+        """
+        replaced = bool(self._settings.token) and session.reason == "drained"
+        if self._settings.directory is not None or replaced:
             sweep_temporaries(session.directory)
             if not any(session.directory.iterdir()):
                 session.directory.rmdir()
