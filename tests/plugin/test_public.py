@@ -10,7 +10,7 @@ import pytest
 from doublure_plugin import __main__, doctor
 
 # What needs more than pyzmq, msgpack and numpy, by design.
-OPTIONAL = ("demo", "hosts")
+OPTIONAL = ("commands", "demo", "hosts")
 
 
 def test_names_are_sorted_and_there() -> None:
