@@ -264,6 +264,10 @@ class LocalTrainer:
             else f"see `{self.python} -m doublure_plugin doctor`",
         )  # fmt: skip
 
+    def kill(self) -> None:
+        """End it without a word; its jobs end with it. Then `close`."""
+        self._process.kill()
+
     def close(self, *, grace_s: float = 0.5) -> int:
         """End it: end of input, at most `grace_s` of waiting, then SIGKILL. Returns its status.
 

@@ -75,7 +75,8 @@ class Supervisor:
             SpawnError: It cannot be started, and trying again would not help.
         """
         python = find_python(self._options.python)
-        if self._runtime is None:
+        # A cleaner of temporary folders may have been there.
+        if self._runtime is None or not self._runtime.is_dir():
             sweep_stale_directories()
             try:
                 self._runtime = make_runtime_directory()
@@ -139,14 +140,18 @@ class Supervisor:
         return Death(f"{what}; starting another in {pause:.1f} s", pause, log)
 
     def end(self) -> None:
-        """End the trainer, waiting at most for its grace, and keep the directory."""
+        """End the trainer at once, and keep the directory for another one."""
         if self._trainer is not None:
+            # Told to leave in order, it would take the directory along.
+            self._trainer.kill()
             self._trainer.close(grace_s=self._options.timing.end)
             self._trainer = None
 
     def close(self) -> None:
-        """End the trainer and remove the directory. Idempotent."""
-        self.end()
+        """End the trainer, waiting at most for its grace, and remove the directory. Idempotent."""
+        if self._trainer is not None:
+            self._trainer.close(grace_s=self._options.timing.end)
+            self._trainer = None
         if self._runtime is not None:
             shutil.rmtree(self._runtime, ignore_errors=True)
             self._runtime = None

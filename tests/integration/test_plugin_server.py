@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -278,3 +279,33 @@ def test_a_host_that_leaves_takes_everything_along(
     assert process.wait(10) == status
     process.stdout.close()
     wait_for(lambda: not any(map(alive, family)), "server and jobs gone", timeout_s=5)
+
+
+def test_a_defect_beside_a_real_server_is_survived_with_the_training(
+    python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer of the broken conversation goes, but not what it has learned."""
+    with Session(SOURCE, (0, 1), python=python) as session:
+        stream(session, lambda: session.stats.reloads >= 2, "reloads")
+        sender, first = session._sender, session.trainer_pid
+        assert sender is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(sender.feeder, "feed", lambda *_: 1 / 0)
+            stream(session, lambda: session.state == "lost", "the crash")
+        stream(session, lambda: session.state == "streaming", "streaming again")
+        assert session.trainer_pid != first
+        assert session.opened is not None
+        assert session.opened.step > 0
+
+
+def test_a_swept_runtime_directory_is_made_again(python: str, temporary: Path) -> None:
+    """By a cleaner of temporary folders: training starts anew, and Stop still leaves nothing."""
+    with Session(SOURCE, (0, 1), python=python) as session:
+        stream(session, lambda: session.stats.reloads >= 1, "a reload")
+        (runtime,) = temporary.glob("doublure-*")
+        shutil.rmtree(runtime, ignore_errors=True)
+        server = session.trainer_pid
+        assert server is not None
+        os.kill(server, signal.SIGKILL)
+        stream(session, lambda: session.state == "lost", "lost")
+        stream(session, lambda: session.state == "streaming", "streaming again")
