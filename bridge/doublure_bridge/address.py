@@ -43,7 +43,7 @@ def parse_address(text: str) -> Address:
         AddressError: Not of that form, a port out of range, or an address beyond loopback:
             traffic that leaves the machine needs CURVE keys, which this version does not carry.
     """
-    match = _TCP.match(text)
+    match = _TCP.match(text) if isinstance(text, str) else None
     if match is None:
         raise AddressError("trainer address", expected=_FORM, got=repr(text))
     port = 0 if match[2] == "*" else int(match[2])

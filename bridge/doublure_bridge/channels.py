@@ -97,7 +97,11 @@ class Dealer(_Socket):
         self._socket.immediate = 1
         self._socket.reconnect_ivl = 50
         self._socket.reconnect_ivl_max = 1000
-        self._socket.connect(endpoint)
+        try:
+            self._socket.connect(endpoint)
+        except BaseException:
+            self.close()
+            raise
 
     def send(self, message: Message) -> bool:
         """Send without blocking; False when the queue is full or nobody is connected.

@@ -52,7 +52,11 @@ class Source:
         width: int = 512,
         height: int = 512,
     ) -> None:
-        if not isinstance(name, str) or not 1 <= len(name.encode("utf-8", "replace")) <= 128:
+        try:
+            named = isinstance(name, str) and 1 <= len(name.encode()) <= 128
+        except UnicodeEncodeError:
+            named = False
+        if not named:
             raise SourceError("Source.name", expected="text of 1..128 bytes", got=repr(name)[:60])
         for side, value in (("width", width), ("height", height)):
             if type(value) is not int or not 1 <= value <= _MAX_SIDE:

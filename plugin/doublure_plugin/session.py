@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import time
 import warnings
 import weakref
@@ -14,11 +15,14 @@ from typing import Any, Final, Self
 import numpy as np
 from doublure_bridge import (
     MODEL_FAMILIES,
+    BridgeError,
     ModelSpec,
+    OpenSession,
     Progress,
     SessionOpened,
     WeightsApplied,
     WeightsRejected,
+    encode,
     model_spec_from_dict,
     parse_address,
 )
@@ -95,11 +99,13 @@ class Session:
             raise SessionError("Session.model", expected=f"one of {known}", got=repr(model))
         if not isinstance(source, Source):
             raise SessionError("Session.source", expected="a Source", got=type(source).__name__)
+        if not isinstance(host, str):
+            raise SessionError("Session.host", expected="text", got=type(host).__name__)
         options = Options(
-            endpoint=None if trainer is None else parse_address(trainer).endpoint,
-            host=host[:120],
+            endpoint=None if trainer is None else _check_trainer(trainer),
+            host=host.encode("utf-8", "replace")[:120].decode("utf-8", "ignore"),
             model=model,
-            config=dict(config or {}),
+            config=_check_config(config),
             low=low,
             high=high,
             python=python,
@@ -237,13 +243,13 @@ class Session:
 
     def _normalise(self, t: float) -> float:
         try:
-            u = (t - self._low) * self._scale - 1.0
-        except TypeError:
+            u = float((t - self._low) * self._scale - 1.0)
+        except (TypeError, ValueError):
             raise CaptureError(
                 "capture t", expected="a number", got=type(t).__name__
             ) from None  # fmt: skip
         if -1.0 <= u <= 1.0:
-            return float(u)
+            return u
         # Half an ulp of float32 beyond an end is rounding in the host's clock, not a mistake.
         if -1.0 - 1e-6 <= u <= 1.0 + 1e-6:
             return 1.0 if u > 0 else -1.0
@@ -383,6 +389,8 @@ class Session:
     def __del__(self) -> None:
         sender = getattr(self, "_sender", None)
         if sender is not None and not self._closed and sender.alive:
+            # Nobody is left to read what it learns. This asks, and waits for nothing.
+            self._request_stop(sender, "not closed", _CLOSE_WAIT_S)
             warnings.warn(
                 f"doublure.Session for {self._source!r} was not closed", ResourceWarning,
                 source=self, stacklevel=2,
@@ -487,11 +495,48 @@ def _check_range(parameter: Any) -> tuple[float, float]:
         low, high = (float(v) for v in parameter)
     except (TypeError, ValueError):
         low = high = 0.0
-    if not (np.isfinite(low) and np.isfinite(high) and high > low):
+    # The width has to be a number to divide by, too.
+    width = high - low
+    if not (width > 0.0 and math.isfinite(width) and math.isfinite(2.0 / width)):
         raise SessionError(
             "Session.parameter", expected="(low, high) with low < high", got=repr(parameter)[:60]
         )
     return low, high
+
+
+def _check_trainer(trainer: str) -> str:
+    address = parse_address(trainer)
+    if address.port == 0:
+        raise SessionError(
+            "Session.trainer", expected="the port on which a trainer listens", got=repr(trainer)
+        )
+    return address.endpoint
+
+
+def _check_config(config: Any) -> dict[str, Any]:
+    """Whether a message can carry it; which options there are is the trainer's to say."""
+    if config is None:
+        return {}
+    if not isinstance(config, Mapping):
+        raise SessionError("Session.config", expected="a mapping", got=type(config).__name__)
+    try:
+        encode(
+            OpenSession(
+                digest=bytes(32),
+                source="",
+                width=1,
+                height=1,
+                parameter_low=0.0,
+                parameter_high=1.0,
+                config=dict(config),
+            )
+        )
+    except (BridgeError, ValueError, TypeError, OverflowError) as error:
+        raise SessionError(
+            "Session.config", expected="text keys, and plain finite values",
+            got=f"{config!r}"[:200], next_step=str(error)[:300],
+        ) from None  # fmt: skip
+    return dict(config)
 
 
 def _check_count(name: str, value: Any, limit: int) -> None:

@@ -164,3 +164,9 @@ def test_liveness_follows_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     peer.seen()
     assert not peer.lost
     assert peer.silent_s == 0
+
+
+def test_a_socket_that_cannot_connect_is_closed(context: zmq.Context) -> None:
+    with pytest.raises(zmq.ZMQError):
+        Dealer(context, "tcp://127.0.0.1:*")
+    context.term()  # would wait for a socket that is open

@@ -129,3 +129,9 @@ def test_two_states_share_a_digest_only_when_equal(first: Any, second: Any) -> N
 def test_names_and_texts_cannot_run_into_each_other(a: str, b: str, c: str, d: str) -> None:
     same = (a, b) == (c, d)
     assert (digest({}, {a: b}) == digest({}, {c: d})) is same
+
+
+@pytest.mark.parametrize("name", ["", "\u00e9" * 65, "\ud800", 3])
+def test_names_that_no_message_can_carry_are_refused(name: Any) -> None:
+    with pytest.raises(SourceError, match=r"Source.name: expected text of 1..128 bytes"):
+        Source(name, SHADERS)

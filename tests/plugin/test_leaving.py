@@ -173,7 +173,7 @@ def test_sessions_leave_no_thread_and_no_descriptor() -> None:
         wait_for(lambda: open_descriptors() <= descriptors + 1, "descriptors gone")
 
 
-def test_an_unclosed_session_warns_and_does_nothing_else() -> None:
+def test_an_unclosed_session_warns_and_its_training_stops() -> None:
     with FakeTrainer() as trainer:
         sessions = [Session(SOURCE, (0, 1), trainer=trainer.endpoint)]
         wait_for(lambda: sessions[0].state == "streaming", "streaming")
@@ -181,6 +181,5 @@ def test_an_unclosed_session_warns_and_does_nothing_else() -> None:
         assert sender is not None
         with pytest.warns(ResourceWarning, match=r"doublure.Session for .* was not closed"):
             sessions.clear()
-        assert sender.alive
-        Session._request_stop(sender, "test", 0.3)
         assert sender.join(5)
+        wait_for(lambda: trainer.of(bridge.Stop), "Stop")

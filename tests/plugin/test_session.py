@@ -186,6 +186,8 @@ def test_capture_allocates_nothing_that_stays(trainer: FakeTrainer) -> None:
         (float("nan"), "got nan"),
         (float("inf"), "got inf"),
         ("now", "capture t: expected a number, got str"),
+        (1j, "capture t: expected a number, got complex"),
+        (np.zeros(2), "capture t: expected a number, got ndarray"),
         (b"1", "got bytes"),
     ],
 )
@@ -537,25 +539,32 @@ def test_a_defect_in_the_sender_is_survived_once(
         ({"parameter": (1, 1)}, r"Session.parameter: expected \(low, high\) with low < high"),
         ({"parameter": (0, float("inf"))}, "Session.parameter"),
         ({"parameter": 3}, "Session.parameter"),
+        ({"parameter": (-1e308, 1e308)}, "Session.parameter"),
+        ({"parameter": (0, 1e-320)}, "Session.parameter"),
+        ({"host": None}, "Session.host: expected text, got NoneType"),
+        ({"config": "fast"}, "Session.config: expected a mapping, got str"),
+        ({"config": {"a": object()}}, "Session.config: expected text keys, and plain"),
+        ({"config": {1: 2}}, "Session.config: expected text keys"),
+        ({"config": {"a": float("nan")}}, "Session.config: expected text keys"),
+        ({"config": {"a": 1 << 70}}, "Session.config: expected text keys"),
+        ({"config": {"\ud800": 1}}, "Session.config: expected text keys"),
         ({"rows_per_frame": 0}, r"Session.rows_per_frame: expected an integer in 1..262144, got 0"),
         ({"ring_slots": 2.0}, "Session.ring_slots: expected an integer"),
         ({"model": "gird"}, "Session.model: expected one of auto, grid, compact, got 'gird'"),
         ({"source": "fbm"}, "Session.source: expected a Source, got str"),
         ({"directory": "/tmp", "trainer": "tcp://127.0.0.1:1"}, "Session.directory: expected None"),
         ({"directory": "/proc/no/such"}, "Session.directory: expected a directory that can be"),
-        ({"trainer": "tcp://10.0.0.1:5570"}, "expected a loopback address"),
+        ({"trainer": "tcp://10.0.0.1:5570"}, "trainer address: expected a loopback address"),
         ({"trainer": "127.0.0.1"}, "trainer address: expected tcp://HOST:PORT"),
+        ({"trainer": 5570}, "trainer address: expected tcp://HOST:PORT"),
+        ({"trainer": "tcp://127.0.0.1:0"}, "Session.trainer: expected the port"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_starts(
     options: dict[str, Any], text: str
 ) -> None:
     given: dict[str, Any] = {"source": SOURCE, "parameter": (0, 1)} | options
-    expected = (
-        bridge.AddressError
-        if "trainer" in options and "directory" not in options
-        else (SessionError)
-    )
+    expected = bridge.AddressError if text.startswith("trainer address") else SessionError
     with pytest.raises(expected, match=text):
         Session(given.pop("source"), given.pop("parameter"), **given)
 
@@ -631,3 +640,9 @@ def test_many_reloads_leave_memory_flat(trainer: FakeTrainer) -> None:
         # Two sets of weights are kept (3 kB each); 200 would be 600 kB.
         assert sizes[-1] - sizes[0] < 150_000
         assert session.stats.reloads == 600
+
+
+def test_a_long_name_of_the_host_is_cut_where_a_letter_ends(trainer: FakeTrainer) -> None:
+    with open_session(trainer, host="\u00e9" * 200):
+        wait_for(lambda: trainer.of(bridge.Hello), "Hello")
+        assert trainer.of(bridge.Hello)[0].host == "\u00e9" * 60
