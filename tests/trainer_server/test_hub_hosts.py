@@ -295,6 +295,28 @@ def test_a_host_that_falls_silent_is_given_up(stage: Make) -> None:
     assert [m.reason for m in job.of(Stop)] == ["host lost"]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("token", [b"", b"\1" * 32])
+def test_a_host_that_was_held_for_long_goes_on_from_its_checkpoint(
+    stage: Make, token: bytes
+) -> None:
+    """With a trainer of its own; elsewhere nobody may come back, and nothing is kept for long."""
+    it = stage(host_silence_s=0.2, token=token)
+    client = it.client(token=token)
+    opened = client.open()
+    directory = it.hub.settings.runtime / "jobs" / opened.resume.hex()
+    (directory / "checkpoint").write_bytes(b"some steps")
+    for _ in range(200):
+        it.turn()
+        if not it.hub.sessions:
+            break
+    assert directory.is_dir() == bool(token)
+    again = it.client(token=token)
+    again.open(resume=opened.resume)
+    assert (directory / "checkpoint").exists() == bool(token)
+    again.stop()
+    assert not directory.exists()
+
+
 def test_a_host_that_waits_for_its_session_is_not_given_up(stage: Make) -> None:
     it = stage(host_silence_s=0.1)
     it.playing = False

@@ -318,11 +318,13 @@ class Desk:
     def remove_directory(self, session: Session) -> None:
         """What a session leaves on disk: all that is whole, if persistent, else nothing.
 
-        A server that a host started, and that somebody else ends, keeps it too: the host starts
-        another one, which goes on from there, and removes the folder itself in the end.
+        A server that a host started keeps it too when the host did not want the end: somebody
+        else ended the server, or a debugger held the host for long. The host opens the session
+        again, which goes on from there, and removes the folder itself in the end.
         """
-        replaced = bool(self._settings.token) and session.reason == "drained"
-        if self._settings.directory is not None or replaced:
+        spawned = bool(self._settings.token)
+        unwanted = spawned and session.reason in ("drained", "host lost")
+        if self._settings.directory is not None or unwanted:
             sweep_temporaries(session.directory)
             if not any(session.directory.iterdir()):
                 session.directory.rmdir()
