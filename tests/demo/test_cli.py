@@ -103,6 +103,23 @@ def test_a_run_on_the_embedded_host_learns_and_leaves_its_pictures(tmp_path: Pat
     assert run["dropped"] < run["captures"]
 
 
+@pytest.mark.process
+@pytest.mark.gpu
+@pytest.mark.skipif(sys.platform != "linux", reason="displays are found otherwise elsewhere")
+def test_without_a_display_a_window_is_declined_in_one_line_and_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    result = doublure(
+        "demo", "--window", "--scene", "plasma", "--seconds", "2", "--size", "96", "--host", "wgpu",
+        "--out", str(tmp_path), DISPLAY="", WAYLAND_DISPLAY="",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    said = [line for line in result.stdout.splitlines() if "without a window" in line]
+    assert len(said) == 1
+    assert "apt-get install xvfb" in said[0]
+    check_run(tmp_path, host="wgpu")
+
+
 def check_run(out: Path, *, host: str) -> dict:
     names = {path.name for path in out.iterdir()}
     assert names - {"plasma-animation.webp", "plasma-animation.gif"} == {

@@ -46,6 +46,13 @@ def demo(
         str | None, typer.Option(help="Address of a running trainer; starts one if not given.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of sampling and training.")] = 0,
+    window: Annotated[
+        bool,
+        typer.Option(
+            "--window",
+            help="Show it: Esc or closing stops the scene, space compares with the source.",
+        ),
+    ] = False,
 ) -> None:
     """Draw an expensive shader, learn its stand-in live, and swap it in while it runs."""
     began = time.perf_counter() - _process_age()
@@ -67,7 +74,7 @@ def demo(
         ) from None
     options = DemoOptions(
         seconds=seconds, host=host, out=out, size=(size, size), model=model, trainer=trainer,
-        seed=seed, rows=rows,
+        seed=seed, rows=rows, window=window,
     )  # fmt: skip
     console = Console()
     runs: list[dict[str, Any]] = []
@@ -105,7 +112,7 @@ def _watching(console: Console) -> Iterator[Watch]:
             now = time.perf_counter()
             if now - shown_at >= _PLAIN_EVERY_S:
                 shown_at = now
-                print(_line(status), flush=True)
+                print(status.line, flush=True)
 
         yield plain
         return
@@ -118,22 +125,9 @@ def _watching(console: Console) -> Iterator[Watch]:
             now = time.perf_counter()
             if now - shown_at >= _LINE_EVERY_S:
                 shown_at = now
-                live.update(Text(_line(status), no_wrap=True, overflow="ellipsis"), refresh=True)
+                live.update(Text(status.line, no_wrap=True, overflow="ellipsis"), refresh=True)
 
         yield watch
-
-
-def _line(status: Status) -> str:
-    parts = [f"{status.scene:<7} {status.elapsed:5.1f} s", f"{status.state:<9}"]
-    if status.step:
-        parts.append(f"{status.family} step {status.step:,}")
-        parts.append(f"{status.samples_per_s / 1e6:.2f} M samples/s")
-    if status.held_out_db is not None:
-        parts.append(f"held-out {status.held_out_db:.1f} dB")
-    parts.append(f"reloads {status.reloads}")
-    parts.append(f"frame {status.frame_ms:.1f} ms")
-    parts.append(f"shows {status.showing}")
-    return " · ".join(parts)
 
 
 def _say_notices(console: Console, status: Status) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import numpy as np
 from doublure_bridge.scores import Scores, score
 
 from ..digest import Source
-from ..hosts import Host, open_host
+from ..hosts import Host, HostError, open_host
+from ..hosts.window import Window
 from ..scenes import SCENES, Scene
 from ..session import Session
 from .report import Picture, QualityTrace, save_animation, save_comparison, save_json, save_plot
@@ -45,6 +47,7 @@ class DemoOptions:
         capture_fps: Captures a second at most.
         fps: Frames drawn a second at most.
         seed: Of sampling and training.
+        window: Show the frames on a display, where there is one.
     """
 
     seconds: float = 30.0
@@ -57,6 +60,7 @@ class DemoOptions:
     capture_fps: float = 30.0
     fps: float = 60.0
     seed: int = 0
+    window: bool = False
 
 
 @dataclass(slots=True)
@@ -77,6 +81,20 @@ class Status:
     showing: str = "source"
     notices: list[str] = field(default_factory=list)
     """New since the last look; the reader takes them out."""
+
+    @property
+    def line(self) -> str:
+        """All of it in one line."""
+        parts = [f"{self.scene:<7} {self.elapsed:5.1f} s", f"{self.state:<9}"]
+        if self.step:
+            parts.append(f"{self.family} step {self.step:,}")
+            parts.append(f"{self.samples_per_s / 1e6:.2f} M samples/s")
+        if self.held_out_db is not None:
+            parts.append(f"held-out {self.held_out_db:.1f} dB")
+        parts.append(f"reloads {self.reloads}")
+        parts.append(f"frame {self.frame_ms:.1f} ms")
+        parts.append(f"shows {self.showing}")
+        return " · ".join(parts)
 
 
 Watch = Callable[[Status], None]
@@ -154,9 +172,9 @@ def run_scene(name: str, options: DemoOptions, watch: Watch, *, began: float) ->
             config={"seed": options.seed},
             rows_per_frame=options.rows,
         )
-        with session:
+        with session, _window(host, options, status) as window:
             host.attach(session)
-            live = _learn(scene, host, session, options, status, watch, began)
+            live = _learn(scene, host, session, window, options, status, watch, began)
             test = session.test
             stats = session.stats
             progress = session.progress
@@ -189,16 +207,33 @@ def run_scene(name: str, options: DemoOptions, watch: Watch, *, began: float) ->
     }
 
 
+@contextmanager
+def _window(host: Host, options: DemoOptions, status: Status) -> Iterator[Window | None]:
+    """A window if one was asked for; where none can be had, a notice that says why."""
+    window = None
+    if options.window:
+        try:
+            window = Window(host)
+        except HostError as error:
+            status.notices.append(f"drawing without a window: {error}")
+    try:
+        yield window
+    finally:
+        if window is not None:
+            window.close()
+
+
 def _learn(
     scene: Scene,
     host: Host,
     session: Session,
+    window: Window | None,
     options: DemoOptions,
     status: Status,
     watch: Watch,
     began: float,
 ) -> _Live:
-    """The render loop: draw, capture, swap in what was published, until the time is up."""
+    """The render loop: draw, capture, swap in what was published, until time or user say stop."""
     live = _Live()
     sweep = _Sweep(scene)
     first_frame = time.perf_counter()
@@ -207,9 +242,13 @@ def _learn(
     seen_version = 0
     while True:
         now = time.perf_counter()
-        learned = host.showing == "standin"
+        if window is not None:
+            window.update(status.line)
+            if window.stopped:
+                return live
+        learned = host.stats.version > 0
         host.frame(sweep.shown(now, learned=learned), capture_t=sweep.captured())
-        if learned and live.first_learned_pixels_s is None:
+        if learned and host.showing == "standin" and live.first_learned_pixels_s is None:
             # Reading back waits for the device: these pixels are there, not only ordered.
             host.read_shown()
             live.first_learned_pixels_s = time.perf_counter() - began

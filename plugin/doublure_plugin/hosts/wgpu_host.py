@@ -1,4 +1,4 @@
-"""The embedded host: draws on the GPU, or on lavapipe, through wgpu; no window."""
+"""The embedded host: draws on the GPU, or on lavapipe, through wgpu; window.py can show it."""
 
 from __future__ import annotations
 
@@ -55,6 +55,8 @@ class WgpuHost(Host):
         super().__init__(scene, **settings)
         if not 0.0 < device_share <= 1.0:
             raise HostError("device_share", expected="over 0 and at most 1", got=device_share)
+        self.comparing = False
+        """Show the source although there is a stand-in; set on the render thread."""
         self._share = device_share
         self._gpu = Gpu()
         try:
@@ -120,7 +122,7 @@ class WgpuHost(Host):
 
     @property
     def showing(self) -> Literal["source", "standin"]:
-        return "standin" if self._standin.showing else "source"
+        return "standin" if self._standin.showing and not self.comparing else "source"
 
     def show_source(self) -> None:
         self._standin.forget()
@@ -150,7 +152,7 @@ class WgpuHost(Host):
         if capture and not self._sampler.ready:
             self.stats.capture_skipped += 1
             capture = False
-        standin = self._standin.showing
+        standin = self.showing == "standin"
         if capture or not standin:
             self._draw_source(encoder, self._source_view, capture_t)
         if capture:
@@ -210,6 +212,23 @@ class WgpuHost(Host):
                 self._collect()
             rest = self._device_seconds * (1.0 / self._share - 1.0)
             time.sleep(min(0.5, max(0.0, self._finished_at + rest - time.perf_counter())))
+
+    # -- for a window -----------------------------------------------------------------------------
+
+    @property
+    def gpu(self) -> Gpu:
+        """The device, borrowed."""
+        return self._gpu
+
+    @property
+    def shown_view(self) -> Any:
+        """View of the texture that the last frame was drawn into: rgba16float, linear."""
+        return self._display_view if self._shown is self._display else self._source_view
+
+    @property
+    def presentable(self) -> bool:
+        """Whether presenting now would not wait: a software adapter draws while it presents."""
+        return not self._gpu.software or not self._frames.count
 
     # -- reports and tests ----------------------------------------------------------------------
 
