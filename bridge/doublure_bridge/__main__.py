@@ -14,6 +14,14 @@ GROUP = "doublure.commands"
 def main() -> None:
     """Run the command line; errors are one line without a traceback unless --debug is given."""
     try:
+        _run()
+    except KeyboardInterrupt:
+        # While packages are imported; the commands answer it themselves.
+        sys.exit(130)
+
+
+def _run() -> None:
+    try:
         import typer
     except ImportError:
         sys.exit(

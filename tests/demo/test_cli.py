@@ -66,6 +66,18 @@ def test_a_missing_package_is_the_answer_whatever_the_options(tmp_path: Path) ->
     assert "run `pip install 'doublure[demo]'`" in result.stderr
 
 
+def test_ctrl_c_while_packages_are_imported_is_no_traceback() -> None:
+    code = (
+        "import signal, sys, os; sys.argv = ['doublure', 'demo'];"
+        "from doublure_bridge import __main__ as command;"
+        "command.entry_points = lambda **_: signal.raise_signal(signal.SIGINT);"
+        "command.main()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 130
+    assert result.stderr == ""
+
+
 @pytest.mark.process
 def test_a_trainer_that_cannot_start_ends_the_run_with_one_message(tmp_path: Path) -> None:
     result = doublure(
@@ -86,7 +98,8 @@ def test_a_run_without_any_adapter_learns_in_numpy_and_says_so(tmp_path: Path) -
         __EGL_VENDOR_LIBRARY_FILENAMES="/nonexistent", LIBGL_DRIVERS_PATH="/nonexistent",
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "drawing with NumPy" in result.stdout
+    (said,) = [line for line in result.stdout.splitlines() if "drawing with NumPy" in line]
+    assert "No suitable graphics adapter" in said
     check_run(tmp_path, host="numpy")
 
 

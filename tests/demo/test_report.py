@@ -1,10 +1,13 @@
 """What a demo run writes: pictures that show what they say, whole or not at all."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from doublure_plugin.demo import report
 from doublure_plugin.demo.report import (
     QualityTrace,
     display,
@@ -69,3 +72,13 @@ def test_json_is_whole_or_the_old_one(tmp_path: Path) -> None:
         save_json(path, {"runs": float("nan")})
     assert json.loads(path.read_text()) == {"runs": [1]}
     assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_a_full_disk_is_named_with_the_file(tmp_path: Path) -> None:
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*picture.png'"):
+        report._atomic(tmp_path / "picture.png", write)
+    assert not list(tmp_path.iterdir())

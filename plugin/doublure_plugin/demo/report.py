@@ -149,5 +149,10 @@ def _atomic(path: Path, write: Any) -> None:
     try:
         write(temporary)
         os.replace(temporary, path)
+    except OSError as error:
+        # A full disk is met while writing, where the system names no file.
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)

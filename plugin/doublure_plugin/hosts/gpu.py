@@ -80,7 +80,9 @@ class Gpu:
         try:
             adapter = wgpu.gpu.request_adapter_sync(power_preference="high-performance")
         except Exception as error:
-            raise HostError("wgpu adapter", expected="one adapter", got=str(error)) from error
+            # wgpu-native explains itself over several lines.
+            said = " ".join(str(error).split())
+            raise HostError("wgpu adapter", expected="one adapter", got=said) from error
         if adapter is None:
             raise HostError("wgpu adapter", expected="one adapter", got="none")
         info = adapter.info
