@@ -90,6 +90,7 @@ class FakeTrainer:
             assert hasattr(self, name), name
             setattr(self, name, value)
         self._outgoing: list[tuple[bytes, bridge.Message | list[bytes]]] = []
+        self._stuck_since = 0.0
         self._leave = threading.Event()
         self._context = zmq.Context()
         self._router = bridge.Router(self._context, endpoint)
@@ -131,9 +132,15 @@ class FakeTrainer:
         while not self._leave.is_set():
             self._router.raw.poll(2)
             while self._outgoing:
-                host, out = self._outgoing.pop(0)
+                host, out = self._outgoing[0]
                 parts = bridge.encode(out) if isinstance(out, bridge.Message) else out
-                self._router.send_parts(host, parts)
+                if not self._router.send_parts(host, parts):
+                    # A full queue empties; a host that has left never takes it.
+                    self._stuck_since = self._stuck_since or time.monotonic()
+                    if time.monotonic() - self._stuck_since < 1.0:
+                        break
+                self._stuck_since = 0.0
+                self._outgoing.pop(0)
             while (received := self._router.recv()) is not None:
                 message = bridge.decode(received.parts)
                 if isinstance(message, bridge.Rows):
