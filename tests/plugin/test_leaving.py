@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import re
 import socket
 import threading
 import time
@@ -85,6 +86,31 @@ def test_leaving_is_bounded_from_every_state(end: str, leave: str) -> None:
         session.close()
         assert session.capture(PIXELS, 0.5) is False
         assert session.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("peer", "said"),
+    [
+        (absent, r"expected one that listens at .*, got none so far; start `doublure trainer`"),
+        (mute, r"expected one that listens at .*, got none so far"),
+        (
+            lambda: fake(silent=True),
+            r"expected Welcome from .*, got a connection, but .*forwarded port",
+        ),
+    ],
+)
+def test_who_does_not_answer_is_told_with_what_to_do_while_the_host_draws(
+    peer: Callable[[], Any], said: str
+) -> None:
+    with (
+        peer() as endpoint,
+        Session(SOURCE, (0, 1), trainer=endpoint, timing=Timing(greet=2.0)) as session,
+    ):
+        wait_for(lambda: session.error is not None, "the word")
+        assert re.search(said, str(session.error))
+        assert session.state == "connecting"
+        assert session.capture(PIXELS, 0.5) is False
+        assert [m.level for m in session.messages] == ["warning"]
 
 
 def test_a_stop_reaches_the_trainer_and_is_timed() -> None:

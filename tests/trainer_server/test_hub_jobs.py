@@ -137,6 +137,20 @@ def test_a_dead_job_is_named_and_its_successor_takes_over(stage: Make) -> None:
     assert client.stop().reason == "stop"
 
 
+def test_the_death_of_one_job_is_nothing_to_the_others(stage: Make) -> None:
+    it = stage()
+    clients = [it.client(), it.client()]
+    for client in clients:
+        client.open()
+    job = it.job_of(clients[1])
+    it.job_of(clients[0]).end(-9)
+    assert "SIGKILL" in clients[0].error("job_died").what
+    clients[1].rows(5)
+    it.until(lambda: job.of(Rows))
+    assert not any(isinstance(m, Error) for m in clients[1].seen)
+    assert [client.stop().reason for client in clients] == ["stop", "stop"]
+
+
 def test_a_job_that_keeps_dying_is_given_up(stage: Make) -> None:
     it = stage(deaths_allowed=2)
     client = it.client()
