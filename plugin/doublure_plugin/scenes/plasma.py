@@ -65,7 +65,7 @@ def _evaluate(x: npt.ArrayLike, y: npt.ArrayLike, t: npt.ArrayLike) -> Array:
 
 PLASMA = Scene(
     name="plasma",
-    title="plasma: travelling and circular sines",
+    title="travelling and circular sines",
     parameter=(0.0, 10.0),
     parameter_name="time",
     wgsl=_WGSL,
