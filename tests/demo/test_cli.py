@@ -1,5 +1,6 @@
 """`doublure demo` as a user runs it: a real trainer, a real host, and what they leave behind."""
 
+import io
 import json
 import os
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from doublure_plugin.demo.cli import _results
+from rich.console import Console
 
 INTERFACE = {
     "scene", "host", "device", "seconds", "first_learned_pixels_s", "held_out_psnr_db",
@@ -64,6 +67,18 @@ def test_a_missing_package_is_the_answer_whatever_the_options(tmp_path: Path) ->
     )
     assert result.returncode == 1
     assert "run `pip install 'doublure[demo]'`" in result.stderr
+
+
+def test_the_table_of_all_scenes_is_whole_at_eighty_columns() -> None:
+    run = dict.fromkeys(INTERFACE, 1234.5678) | {
+        "scene": "plasma", "held_out_psnr_db": 38.3456, "held_out_relmse": 0.00123456,
+        "capture_us_median": None, "reloads": 123,
+    }  # fmt: skip
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    console.print(_results([run]))
+    said = console.file.getvalue()
+    assert "\u2026" not in said
+    assert all(text in said for text in ("stand-in ms", "capture µs", "0.00123", "38.3", "plasma"))
 
 
 def test_ctrl_c_while_packages_are_imported_is_no_traceback() -> None:

@@ -151,7 +151,9 @@ def _say_result(console: Console, run: dict[str, Any]) -> None:
 
 
 def _results(runs: list[dict[str, Any]]) -> Table:
-    table = Table(title="on test slices, which training and gate never saw", box=box.SIMPLE)
+    # Without padding of its own it fits into eighty columns, the width of a pipe.
+    title = "on test slices, which training and gate never saw"
+    table = Table(title=title, box=box.SIMPLE, padding=0)
     columns = {
         "scene": "scene", "dB": "held_out_psnr_db", "relMSE": "held_out_relmse",
         "first s": "first_learned_pixels_s", "reloads": "reloads",
@@ -161,10 +163,7 @@ def _results(runs: list[dict[str, Any]]) -> Table:
     for title in columns:
         table.add_column(title, justify="left" if title == "scene" else "right", no_wrap=True)
     for run in runs:
-        values = (run[key] for key in columns.values())
-        table.add_row(
-            *("-" if v is None else v if isinstance(v, str) else f"{v:.3g}" for v in values)
-        )
+        table.add_row(*(_cell(run[key]) for key in columns.values()))
     return table
 
 
