@@ -415,6 +415,10 @@ class Sender:
                 self._handle(message)
         if newest is not None:
             self._take_weights(newest)
+        if self._phase == LIVE and not self._lost and not self._draining:
+            released = self.intake.release(time.monotonic())
+            if released is not None:
+                self._notice("info", f"weights {released.version} are no longer held back")
 
     def _regain(self) -> None:
         assert self.opened is not None
@@ -477,9 +481,7 @@ class Sender:
             self._end_old_session()
             return
         resumed = message.resume == self._resume and message.step > 0
-        if not resumed:
-            # The new job counts its versions from one again.
-            self.intake.restart()
+        self.intake.reopen(resumed=resumed, now=time.monotonic())
         self._resume = message.resume
         self.opened = message
         self._enter(LIVE)
@@ -549,19 +551,33 @@ class Sender:
     def _take_weights(self, message: bridge.Weights) -> None:
         if self.opened is None or self._draining or message.session != self.opened.session:
             return
+        again = self.intake.again(message)
+        if again is not None:
+            self._notice("info", again)
+            if not self.intake.has(message):
+                self._refuse_weights(message, again)
+            return
+        held_back = self.intake.held_back
         reason = self.intake.take(
             message,
             session=self.opened.session,
             source=self._source.digest,
             arrived=self._link.last_heard,
         )
-        if reason is not None:
+        if reason is None:
+            return
+        if self.intake.held_back > held_back:
+            self._notice("info", f"weights {message.version} are {reason}")
+        else:
             self._notice("warning", f"refused {reason}; kept the last good ones")
-            self.outbox.append(
-                bridge.WeightsRejected(
-                    session=message.session, version=message.version, reason=reason[:500]
-                )
+        self._refuse_weights(message, reason)
+
+    def _refuse_weights(self, message: bridge.Weights, reason: str) -> None:
+        self.outbox.append(
+            bridge.WeightsRejected(
+                session=message.session, version=message.version, reason=reason[:500]
             )
+        )
 
     # -- telling ----------------------------------------------------------------------------------
 

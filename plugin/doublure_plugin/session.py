@@ -272,7 +272,7 @@ class Session:
         ready = sender.intake.ready
         if ready is None or ready is self._handed or ready.source != self._source.digest:
             return None
-        self._handed = ready
+        self._handed = sender.intake.in_use = ready
         return ready
 
     def applied(self, weights: Weights) -> None:
@@ -282,6 +282,7 @@ class Session:
         self._previous, self._current = self._current, weights
         self._reloads += 1
         self._apply_us = int((time.monotonic() - weights.arrived) * 1e6)
+        self._use(weights)
         self._tell(weights, None)
 
     def reject(self, weights: Weights, reason: str) -> None:
@@ -290,6 +291,7 @@ class Session:
         When the host draws with them already, call `rollback` for what to draw with instead.
         """
         self._host_rejected += 1
+        self._use(self._previous if weights is self._current else self._current)
         self._tell(weights, reason)
 
     def rollback(self) -> Weights | None:
@@ -298,12 +300,18 @@ class Session:
         None when there are none: the host draws its source. One step of history is kept.
         """
         self._current, self._previous = self._previous, None
+        self._use(self._current)
         return self._current
 
     @property
     def current(self) -> Weights | None:
         """The weights the host said it draws with."""
         return self._current
+
+    def _use(self, weights: Weights | None) -> None:
+        """What weights have to beat after a re-open."""
+        if self._sender is not None:
+            self._sender.intake.in_use = weights
 
     def _tell(self, weights: Weights, refusal: str | None) -> None:
         sender = self._sender
@@ -342,6 +350,7 @@ class Session:
         sender.feeder.open = False
         self._source = source
         self._handed = self._current = self._previous = None
+        self._use(None)
         reader = self._prepare(source)
         sender.commands.append(SourceCommand(source, self._ring, reader, reason or source.name))
         sender.wake()
@@ -476,6 +485,7 @@ class Session:
             rows=sender.feeder.rows,
             reloads=self._reloads,
             rejected=sender.intake.rejected + self._host_rejected,
+            held_back=sender.intake.held_back,
             spawns=0 if sender.supervisor is None else sender.supervisor.started,
             losses=sender.losses,
             capture_us_median=median,

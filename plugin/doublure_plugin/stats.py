@@ -38,6 +38,7 @@ class SessionStats:
         rows: Rows in them.
         reloads: Weights the host confirmed as drawn with.
         rejected: Weights refused by validation or by the host.
+        held_back: Weights made to wait after a re-open, for being worse than those in use.
         spawns: Local trainers started.
         losses: Times the trainer was lost.
         capture_us_median: Time capture took on the render thread over the last 4096 calls, µs.
@@ -56,6 +57,7 @@ class SessionStats:
     rows: int = 0
     reloads: int = 0
     rejected: int = 0
+    held_back: int = 0
     spawns: int = 0
     losses: int = 0
     capture_us_median: float = 0.0

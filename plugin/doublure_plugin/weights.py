@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from doublure_bridge import (
@@ -21,7 +22,15 @@ from numpy.typing import NDArray
 from .errors import WeightsError
 from .evaluate import Evaluator
 
-__all__ = ["PROBE_TOLERANCE", "Intake", "Weights", "validate_weights"]
+__all__ = ["HOLD_BACK_S", "PROBE_TOLERANCE", "Intake", "Weights", "validate_weights"]
+
+HOLD_BACK_S: Final = 20.0
+"""How long after a re-open weights that score below those in use are held back, s.
+
+A trainer that starts over, or from an older checkpoint, publishes its first weights early, far
+below what a longer training had reached. Its held-out rows are others than before, though, so the
+two scores are only roughly comparable, and a floor that stayed could block a good model for ever.
+"""
 
 PROBE_TOLERANCE = 5e-4
 """Accepted |difference| at a golden probe, times 1 + |colour|.
@@ -66,30 +75,78 @@ class Weights:
 
 
 class Intake:
-    """What has come in for the session that is open. Sender thread; `ready` is for the host's."""
+    """What has come in for the session that is open.
+
+    Sender thread, except that the host's thread reads `ready` and writes `in_use`.
+    """
 
     def __init__(self) -> None:
         self.ready: Weights | None = None
         """Newest validated weights. One reference, assigned last: the host sees all or nothing."""
+        self.in_use: Weights | None = None
+        """What the host was handed last, or went back to; None while it draws its source."""
         self.rejected = 0
+        self.held_back = 0
         self._version = 0
         self._digest = b""
+        self._returned = False
+        self._hold_until = -math.inf
+        self._held: Weights | None = None
 
-    def restart(self) -> None:
-        """A job that starts over counts its versions from one; what is ready stays so."""
-        self._version, self._digest = 0, b""
+    def reopen(self, *, resumed: bool, now: float) -> None:
+        """A session was opened, the first or a later one; what is ready stays so.
+
+        Args:
+            resumed: Whether the job goes on counting versions; one that starts over counts from 1.
+            now: `time.monotonic()`.
+        """
+        if not resumed:
+            self._version, self._digest = 0, b""
+        self._returned = resumed
+        self._hold_until = now + HOLD_BACK_S
+        self._held = None
 
     def forget(self) -> None:
         """Another source: nothing that came so far may be drawn with."""
-        self.restart()
+        self._version, self._digest = 0, b""
+        self._returned = False
+        self._hold_until = -math.inf
+        self._held = None
         self.ready = None
+
+    def release(self, now: float) -> Weights | None:
+        """Make ready what is held back once its time is over; returns it then."""
+        if self._held is None or now < self._hold_until:
+            return None
+        self.ready, self._held = self._held, None
+        return self.ready
+
+    def has(self, message: WeightsMessage) -> bool:
+        """Whether these are the very weights validated last."""
+        return message.version == self._version and message.digest == self._digest
+
+    def again(self, message: WeightsMessage) -> str | None:
+        """Whether a resumed job repeats a version the host is past, in words; else None.
+
+        It goes on from its last checkpoint, which may be older than what it had published.
+        """
+        if not self._returned or message.version > self._version:
+            return None
+        newer = "" if message.version == self._version else f"version {self._version} is "
+        return (
+            f"weights {message.version} came again after the trainer's return; "
+            f"{newer}already in use"
+        )
 
     def take(
         self, message: WeightsMessage, *, session: bytes, source: bytes, arrived: float
     ) -> str | None:
-        """Validate and make ready; the reason when they are refused."""
-        if message.version == self._version and message.digest == self._digest:
-            # A resumed job publishes again what this host already has.
+        """Validate and make ready, or hold back; the reason when they are refused or held back.
+
+        `rejected` counts the refused, `held_back` the held back.
+        """
+        if self.has(message):
+            # Sent again over a new connection.
             return None
         try:
             weights = validate_weights(
@@ -100,8 +157,35 @@ class Intake:
             self.rejected += 1
             return str(error)
         self._version, self._digest = weights.version, weights.digest
+        self._returned = False
+        worse = self._worse(weights)
+        if worse is not None:
+            self._held = weights
+            self.held_back += 1
+            return worse
+        # From here on the trainer's own gate compares, on equal rows.
+        self._hold_until, self._held = -math.inf, None
         self.ready = weights
         return None
+
+    def _worse(self, weights: Weights) -> str | None:
+        """Why these weights are to wait, shortly after a re-open; None when they need not."""
+        used = self.in_use
+        if weights.arrived >= self._hold_until or used is None or used.source != weights.source:
+            return None
+        ours, theirs = _psnr(weights), _psnr(used)
+        # False for scores that are missing: those cannot be compared.
+        if not ours < theirs:
+            return None
+        return (
+            f"worse than the weights in use: {ours:.1f} dB against {theirs:.1f} dB; "
+            f"held back for up to {HOLD_BACK_S:g} s after a restart"
+        )
+
+
+def _psnr(weights: Weights) -> float:
+    value = weights.scores.get("psnr_db")
+    return float(value) if isinstance(value, int | float) else math.nan
 
 
 def validate_weights(

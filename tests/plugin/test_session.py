@@ -414,8 +414,19 @@ def test_a_restarted_trainer_is_taken_back_with_the_resume_token() -> None:
             # A resumed job goes on counting: what is older than the host's is still refused.
             second.publish(6)
             wait_for(lambda: second.of(bridge.WeightsRejected), "refusal")
+            second.publish(7)
+            wait_for(lambda: "weights 7 came" in session.messages[-1].text, "the word")
+            # That is to be expected, and no reason to warn.
+            assert [(m.level, m.text) for m in session.messages][-2:] == [
+                ("info", "weights 6 came again after the trainer's return; "
+                 "version 7 is already in use"),
+                ("info", "weights 7 came again after the trainer's return; already in use"),
+            ]  # fmt: skip
+            assert session.stats.rejected == 0
             second.publish(8)
             assert next_weights(session).version == 8
+            # Weights that are in use are not refused for coming twice.
+            assert [m.version for m in second.of(bridge.WeightsRejected)] == [6]
     assert session.stats.losses == 1
 
 
@@ -427,8 +438,95 @@ def test_a_trainer_that_forgot_everything_may_count_from_one() -> None:
         first.close()
         with FakeTrainer(first.endpoint) as second:
             wait_for(lambda: second.sessions and session.state == "streaming", "streaming again")
+            second.publish(1, scores={"psnr_db": 37.5})
+            assert next_weights(session).version == 1
+            assert session.stats.held_back == 0
+            # It beat what was in use; from here on the trainer's own gate decides.
+            second.publish(2, scores={"psnr_db": 37.0})
+            assert next_weights(session).version == 2
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_worse_weights_wait_after_a_trainer_has_returned(resumed: bool) -> None:
+    first = FakeTrainer()
+    with open_session(first, timing=Timing(lost=0.4)) as session:
+        token = session.opened and session.opened.resume
+        first.publish(1, scores={"psnr_db": 35.2})
+        good = next_weights(session)
+        session.applied(good)
+        first.close()
+        tokens = {token} if resumed else set()
+        with FakeTrainer(first.endpoint, resume_tokens=tokens, step=300) as second:
+            wait_for(lambda: second.sessions and session.state == "streaming", "streaming again")
+            second.publish(2, scores={"psnr_db": 24.1})
+            wait_for(lambda: second.of(bridge.WeightsRejected), "the word")
+            told = second.of(bridge.WeightsRejected)[0]
+            assert told.version == 2
+            assert told.reason == (
+                "worse than the weights in use: 24.1 dB against 35.2 dB; "
+                "held back for up to 20 s after a restart"
+            )
+            assert session.poll() is None
+            assert session.current is good
+            assert (session.messages[-1].level, session.stats.held_back) == ("info", 1)
+            assert session.stats.rejected == 0
+            second.publish(3, scores={"psnr_db": 35.3})
+            assert next_weights(session).version == 3
+
+
+def test_the_newest_held_back_is_released_in_the_end() -> None:
+    first = FakeTrainer()
+    with open_session(first, timing=Timing(lost=0.4)) as session:
+        first.publish(7)
+        session.applied(next_weights(session))
+        first.close()
+        with FakeTrainer(first.endpoint) as second:
+            wait_for(lambda: second.sessions and session.state == "streaming", "streaming again")
+            sender = session._sender
+            assert sender is not None
+            for version in (1, 2):
+                second.publish(version)
+                wait_for(lambda n=version: session.stats.held_back == n, "held back")
+            assert session.poll() is None
+            sender.intake._hold_until = time.monotonic()
+            assert next_weights(session).version == 2
+            wait_for(lambda: "no longer held back" in session.messages[-1].text, "the word")
+
+
+def test_nothing_is_held_back_for_weights_the_host_took_back() -> None:
+    first = FakeTrainer()
+    with open_session(first, timing=Timing(lost=0.4)) as session:
+        first.publish(7)
+        weights = next_weights(session)
+        session.applied(weights)
+        session.reject(weights, "self-test")
+        assert session.rollback() is None
+        first.close()
+        with FakeTrainer(first.endpoint) as second:
+            wait_for(lambda: second.sessions and session.state == "streaming", "streaming again")
             second.publish(1)
             assert next_weights(session).version == 1
+
+
+def test_nothing_is_held_back_for_another_source(trainer: FakeTrainer) -> None:
+    with open_session(trainer) as session:
+        trainer.publish(7)
+        session.applied(next_weights(session))
+        first = trainer.session
+        session.source_changed(OTHER, "another uniform")
+        wait_for(lambda: trainer.session != first and session.wants_frames, "a new session")
+        trainer.publish(1)
+        assert next_weights(session).version == 1
+        assert session.stats.held_back == 0
+
+
+def test_worse_weights_of_a_running_session_are_the_trainers_to_judge(
+    trainer: FakeTrainer,
+) -> None:
+    with open_session(trainer) as session:
+        for version, score in ((1, 35.2), (2, 24.1)):
+            trainer.publish(version, scores={"psnr_db": score})
+            assert next_weights(session).version == version
 
 
 def test_a_silent_trainer_is_lost_and_regained(trainer: FakeTrainer) -> None:

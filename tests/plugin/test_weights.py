@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from doublure_bridge import CompactSpec, GridSpec, pack_tensors, spec_to_dict, tensors_digest
 from doublure_plugin import Weights, WeightsError
-from doublure_plugin.weights import validate_weights
+from doublure_plugin.weights import HOLD_BACK_S, Intake, validate_weights
 
 from .fake_trainer import SPEC, tensors, weights
 
@@ -101,3 +101,55 @@ def test_rounding_passes_the_probes() -> None:
     message = weights(SESSION, 1)
     near = (message.probe_colors * (1 + 1e-4)).astype(np.float32)
     assert check(weights(SESSION, 1, probe_colors=near)).version == 1
+
+
+def take(intake: Intake, version: int, score: float | None, at: float) -> str | None:
+    message = weights(SESSION, version, scores={} if score is None else {"psnr_db": score})
+    return intake.take(message, session=SESSION, source=SOURCE, arrived=at)
+
+
+def used(score: float | None) -> Intake:
+    """An intake whose host draws with weights of this score when a session opens again at 100 s."""
+    intake = Intake()
+    intake.reopen(resumed=False, now=0.0)
+    assert take(intake, 9, score, 1.0) is None
+    intake.in_use = intake.ready
+    intake.reopen(resumed=False, now=100.0)
+    return intake
+
+
+def test_the_newest_held_back_is_ready_when_its_time_is_over() -> None:
+    intake = used(35.2)
+    before = intake.ready
+    assert "24.1 dB against 35.2 dB" in str(take(intake, 1, 24.1, 101.0))
+    assert "25.0 dB against 35.2 dB" in str(take(intake, 2, 25.0, 102.0))
+    assert intake.release(100.0 + HOLD_BACK_S - 0.001) is None
+    assert intake.ready is before
+    released = intake.release(100.0 + HOLD_BACK_S)
+    assert released is not None
+    assert released is intake.ready
+    assert (released.version, intake.held_back, intake.rejected) == (2, 2, 0)
+    assert intake.release(200.0) is None
+
+
+def test_better_or_late_weights_are_not_held_back() -> None:
+    intake = used(35.2)
+    assert take(intake, 1, 24.1, 101.0) is not None
+    assert take(intake, 2, 35.2, 102.0) is None
+    assert intake.release(200.0) is None
+    assert intake.ready is not None
+    assert intake.ready.version == 2
+    assert take(used(35.2), 1, 24.1, 100.0 + HOLD_BACK_S) is None
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, 20.0), (35.0, None), (35.0, np.nan)])
+def test_missing_scores_hold_nothing_back(before: float | None, after: float | None) -> None:
+    assert take(used(before), 1, after, 101.0) is None
+
+
+def test_held_back_weights_are_dropped_by_the_next_session_and_the_next_source() -> None:
+    for end in (lambda i: i.reopen(resumed=True, now=110.0), Intake.forget):
+        intake = used(35.2)
+        assert take(intake, 1, 24.1, 101.0) is not None
+        end(intake)
+        assert intake.release(500.0) is None
