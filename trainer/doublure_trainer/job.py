@@ -344,6 +344,7 @@ class _Job:
             rows=int(now.rows_seen),
             coverage=_finite(now.coverage),
             detail={
+                "verdict": str(now.verdict),
                 "race": str(now.race),
                 "steps_per_s": _finite(now.steps_per_s),
                 "candidate": candidate,

@@ -98,6 +98,8 @@ def demo(
         console.print(f"pictures and summary.json are in {out}")
     if interrupted:
         raise typer.Exit(130)
+    if any(run["held_out_psnr_db"] is None and not run["stopped_early"] for run in runs):
+        raise typer.Exit(1)
 
 
 @contextmanager

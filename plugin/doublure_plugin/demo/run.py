@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ DEFAULT_ROWS = 16_384
 """Pixels sampled a capture: 60 to 70 µs of the render thread; see docs/performance.md."""
 
 _GOLDEN = 0.6180339887498949
+_HELD_OUT_FIRST = 4
 _SETTLE_S = 20.0
 """Longest wait, on top of the seconds asked for, for a trainer that starts slowly."""
 _ANIMATION_FRAMES = 48
@@ -84,15 +85,17 @@ class Status:
 
     @property
     def line(self) -> str:
-        """All of it in one line."""
-        parts = [f"{self.scene:<7} {self.elapsed:5.1f} s", f"{self.state:<9}"]
+        """All of it in one line; what matters fits eighty columns."""
+        head = f"{self.scene} {self.elapsed:.0f} s"
+        parts = [head if self.state == "training" else f"{head} {self.state}"]
         if self.step:
-            parts.append(f"{self.family} step {self.step:,}")
-            parts.append(f"{self.samples_per_s / 1e6:.2f} M samples/s")
+            parts.append(f"step {self.step:,}")
+            parts.append(f"{self.samples_per_s / 1e6:.1f} Msamples/s")
         if self.held_out_db is not None:
             parts.append(f"held-out {self.held_out_db:.1f} dB")
-        parts.append(f"reloads {self.reloads}")
-        parts.append(f"frame {self.frame_ms:.1f} ms")
+        parts += [f"{self.reloads} reloads", f"{self.frame_ms:.0f} ms"]
+        # What is cut first where the terminal is narrow.
+        parts += [self.family] if self.family else []
         parts.append(f"shows {self.showing}")
         return " · ".join(parts)
 
@@ -108,15 +111,31 @@ class _Sweep:
         self._phase = 0.0
         self._last: float | None = None
         self._captures = 0
+        self._frames = 0
+        self._met: set[float] = set()
 
-    def shown(self, now: float, *, learned: bool) -> float:
-        """Raw t of the frame shown: there and back, at an even pace."""
+    def shown(
+        self, now: float, *, learned: bool, held_out: Sequence[tuple[float, float]] = ()
+    ) -> float:
+        """Raw t of the frame shown: there and back, at an even pace.
+
+        The gate needs some held-out slices before it lets anything out, and a source drawn six
+        times a second would meet them by chance only: at first every third frame steps aside to
+        the nearest one that it has not met yet.
+        """
         period = 8.0 if learned else 2.5
         if self._last is not None:
             self._phase += (now - self._last) / period
         self._last = now
-        there = 2.0 * abs(self._phase % 1.0 - 0.5)
-        return self._low + (1.0 - there) * (self._high - self._low)
+        u = 1.0 - 4.0 * abs(self._phase % 1.0 - 0.5)
+        self._frames += 1
+        if not learned and len(self._met) < _HELD_OUT_FIRST and self._frames % 3 == 0:
+            centres = [(low + high) / 2 for low, high in held_out]
+            unmet = [c for c in centres if c not in self._met]
+            if unmet:
+                u = min(unmet, key=lambda centre: abs(centre - u))
+                self._met.add(u)
+        return self._low + (u + 1.0) / 2 * (self._high - self._low)
 
     def captured(self) -> float:
         """Raw t of the next capture out of sight: the golden ratio's sequence fills the range."""
@@ -132,6 +151,8 @@ class _Live:
     first_learned_pixels_s: float | None = None
     first_learned_training_s: float | None = None
     notices_seen: int = 0
+    stopped_early: bool = False
+    """Whether the user stopped the scene in its window."""
 
 
 def run_scene(name: str, options: DemoOptions, watch: Watch, *, began: float) -> dict[str, Any]:
@@ -203,6 +224,7 @@ def run_scene(name: str, options: DemoOptions, watch: Watch, *, began: float) ->
         "capture_us_median": round(stats.capture_us_median, 2),
         "capture_us_p99": round(stats.capture_us_p99, 2),
         "stop_ms": _rounded(stop_ms),
+        "stopped_early": live.stopped_early,
         "trainer_restarts": max(0, stats.spawns - 1),
     }
 
@@ -240,14 +262,19 @@ def _learn(
     deadline = first_frame + options.seconds + _SETTLE_S
     last = first_frame
     seen_version = 0
+    drawn, t, capture_t = True, 0.0, 0.0
     while True:
         now = time.perf_counter()
         if window is not None:
             window.update(status.line)
             if window.stopped:
+                live.stopped_early = True
                 return live
         learned = host.stats.version > 0
-        host.frame(sweep.shown(now, learned=learned), capture_t=sweep.captured())
+        if drawn:  # a busy device is asked again for the same frame
+            t = sweep.shown(now, learned=learned, held_out=session.held_out)
+            capture_t = sweep.captured()
+        drawn = host.frame(t, capture_t=capture_t)
         if learned and host.showing == "standin" and live.first_learned_pixels_s is None:
             # Reading back waits for the device: these pixels are there, not only ordered.
             host.read_shown()
