@@ -78,6 +78,7 @@ class StandInProgress:
     coverage: float = 0.5
     rollbacks: int = 0
     published: int = 0
+    verdict: str = ""
 
 
 @dataclass
