@@ -239,9 +239,7 @@ class Progress(Message):
     """Where training stands."""
 
     session: Session
-    state: Annotated[
-        str, Text("`waiting`, `racing`, `training`, `paused` or `finished`.", limit=32)
-    ]
+    state: Annotated[str, Text("`waiting`, `racing` or `training`.", limit=32)]
     step: Annotated[int, UInt("Optimiser steps taken.")]
     seconds: Annotated[float, Real("Time spent training, s; waiting does not count.")]
     samples: Annotated[int, UInt("Rows trained on, repeats counted.")]
