@@ -8,6 +8,7 @@ from .errors import (
     BridgeError,
     CodecError,
     LimitError,
+    ModelFileError,
     SpecError,
     TensorFileError,
     VersionError,
@@ -34,6 +35,7 @@ from .messages import (
     WeightsRejected,
     Welcome,
 )
+from .model_file import ModelFile, read_model, write_model
 from .models import (
     LOG_LIMIT,
     MODEL_FAMILIES,
@@ -44,7 +46,7 @@ from .models import (
     model_spec_from_dict,
     spec_to_dict,
 )
-from .tensors import pack_tensors, tensors_digest, unpack_tensors
+from .tensors import pack_tensors, tensors_digest, tensors_metadata, unpack_tensors
 
 __all__ = [
     "LOG_LIMIT",
@@ -68,6 +70,8 @@ __all__ = [
     "LimitError",
     "Liveness",
     "Message",
+    "ModelFile",
+    "ModelFileError",
     "ModelSpec",
     "OpenSession",
     "Progress",
@@ -93,8 +97,11 @@ __all__ = [
     "pack_tensors",
     "parse_address",
     "peek",
+    "read_model",
     "spec_to_dict",
     "tensors_digest",
+    "tensors_metadata",
     "unpack_tensors",
     "version_mismatch",
+    "write_model",
 ]

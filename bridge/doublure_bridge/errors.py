@@ -7,6 +7,7 @@ __all__ = [
     "BridgeError",
     "CodecError",
     "LimitError",
+    "ModelFileError",
     "SpecError",
     "TensorFileError",
     "VersionError",
@@ -58,6 +59,10 @@ class SpecError(BridgeError):
 
 class TensorFileError(BridgeError):
     """Bytes that are not a safetensors file, or not the one the specification describes."""
+
+
+class ModelFileError(BridgeError):
+    """A model file that is damaged, not ours, of another schema, or cannot be written."""
 
 
 class AddressError(BridgeError):

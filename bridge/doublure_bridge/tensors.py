@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from .errors import TensorFileError
 from .models import ModelSpec, spec_to_dict
 
-__all__ = ["pack_tensors", "tensors_digest", "unpack_tensors"]
+__all__ = ["pack_tensors", "tensors_digest", "tensors_metadata", "unpack_tensors"]
 
 _NAMES = {"float16": "F16", "float32": "F32"}
 _MAX_HEADER = 64 << 10
@@ -28,13 +28,18 @@ _MAX_HEADER = 64 << 10
 TensorMap = Mapping[str, NDArray[np.floating[Any]]]
 
 
-def pack_tensors(spec: ModelSpec, tensors: TensorMap) -> bytes:
+def pack_tensors(
+    spec: ModelSpec, tensors: TensorMap, *, metadata: Mapping[str, str] | None = None
+) -> bytes:
     """A safetensors file holding the tensors of `spec`, in its order, the model in its metadata.
 
+    Args:
+        metadata: Further entries of the file's metadata.
     Raises:
         TensorFileError: A tensor is missing, or not of the specified dtype and shape.
     """
-    header: dict[str, Any] = {"__metadata__": {"model": json.dumps(spec_to_dict(spec))}}
+    model = {"model": json.dumps(spec_to_dict(spec))}
+    header: dict[str, Any] = {"__metadata__": model | dict(metadata or {})}
     chunks: list[bytes] = []
     offset = 0
     for name, want in spec.tensors().items():
@@ -68,17 +73,7 @@ def unpack_tensors(data: bytes, spec: ModelSpec) -> dict[str, NDArray[np.floatin
     Raises:
         TensorFileError: Not a safetensors file, or not exactly the specified tensors.
     """
-    if len(data) < 8:
-        raise TensorFileError("weights", expected="a safetensors file", got=f"{len(data)} bytes")
-    (size,) = struct.unpack_from("<Q", data)
-    if size > min(_MAX_HEADER, len(data) - 8):
-        raise TensorFileError("weights header", expected=f"at most {_MAX_HEADER} bytes", got=size)
-    try:
-        header = json.loads(data[8 : 8 + size])
-    except (ValueError, RecursionError) as error:
-        raise TensorFileError("weights header", expected="JSON", got=str(error)[:80]) from None
-    if not isinstance(header, dict):
-        raise TensorFileError("weights header", expected="a map", got=type(header).__name__)
+    header, size = _header(data)
     header.pop("__metadata__", None)
     wanted = spec.tensors()
     if header.keys() != wanted.keys():
@@ -110,6 +105,34 @@ def unpack_tensors(data: bytes, spec: ModelSpec) -> dict[str, NDArray[np.floatin
     if len(body) != expected_start:
         raise TensorFileError("weights", expected=f"{expected_start} bytes of data", got=len(body))
     return tensors
+
+
+def tensors_metadata(data: bytes) -> dict[str, str]:
+    """The metadata of a safetensors file; empty where it has none.
+
+    Raises:
+        TensorFileError: Not a safetensors file, or metadata that is not text by name.
+    """
+    metadata = _header(data)[0].get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise TensorFileError("weights metadata", expected="texts by name")
+    return metadata
+
+
+def _header(data: bytes) -> tuple[dict[str, Any], int]:
+    """The parsed header of a safetensors file, and its size in bytes."""
+    if len(data) < 8:
+        raise TensorFileError("weights", expected="a safetensors file", got=f"{len(data)} bytes")
+    (size,) = struct.unpack_from("<Q", data)
+    if size > min(_MAX_HEADER, len(data) - 8):
+        raise TensorFileError("weights header", expected=f"at most {_MAX_HEADER} bytes", got=size)
+    try:
+        header = json.loads(data[8 : 8 + size])
+    except (ValueError, RecursionError) as error:
+        raise TensorFileError("weights header", expected="JSON", got=str(error)[:80]) from None
+    if not isinstance(header, dict):
+        raise TensorFileError("weights header", expected="a map", got=type(header).__name__)
+    return header, size
 
 
 def tensors_digest(data: bytes) -> bytes:
