@@ -216,6 +216,30 @@ def test_a_trainer_goes_on_exactly_where_it_was(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.colours, candidate.colours)
 
 
+@pytest.mark.parametrize("at", [15, 60, 130, 200, 330])
+def test_a_trainer_that_is_given_its_rows_again_ends_the_same(tmp_path: Path, at: int) -> None:
+    """Through race, growth and its trial; a checkpoint in each, and candidates in between."""
+
+    def run(one: LiveTrainer, steps: range) -> None:
+        for step in steps:
+            one.train_steps(1)
+            if step % 10 == 9 and (candidate := one.maybe_candidate()) is not None:
+                one.published(candidate)
+
+    whole = live(tmp_path, race_rungs=(20, 40))
+    run(whole, range(at))
+    whole.save()
+    part = live(tmp_path, race_rungs=(20, 40))
+    assert part.resume()
+    run(whole, range(at, 420))
+    run(part, range(at, 420))
+    family = part.progress().family
+    assert whole.progress().family == family
+    ours, theirs = (one._learners[family].dump()[0] for one in (whole, part))
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
+
+
 def test_a_resumed_trainer_does_not_publish_worse_than_what_is_out(tmp_path: Path) -> None:
     whole = live(tmp_path)
     whole.train_steps(200)

@@ -62,23 +62,40 @@ def test_the_same_seed_and_batches_give_the_same_bytes(
 
 
 @pytest.mark.parametrize("family", ["grid", "compact"])
-@pytest.mark.parametrize("at", [5, 40])
+@pytest.mark.parametrize("at", [5, 40, 190, 250])
 def test_a_dump_goes_on_as_if_nothing_had_happened(
     family: str, at: int, batches: list[np.ndarray]
 ) -> None:
-    whole, part = learner(family), learner(family)
-    run(whole, batches[:at])
-    arrays, meta = whole.dump(whole.state())
-    part.take(arrays, meta)
-    # Before the growth (5) and while it is on trial (40): the trial itself starts anew.
-    if at < 20:
-        run(whole, batches[at : at + 10])
-        run(part, batches[at : at + 10])
-    else:
-        whole.take(arrays, meta)
-        run(whole, batches[at : at + 10])
-        run(part, batches[at : at + 10])
-    assert whole.steps == part.steps == at + 10
+    # Before the growth (5), in both halves of its trial (40, 190), and after it (250).
+    whole, part = learner(family, growth=(20,)), learner(family, growth=(20,))
+    scores = {id(one): iter([30.0, math.nan, 31.0]) for one in (whole, part)}
+
+    def go(one: Learner, steps: range) -> None:
+        for i in steps:
+            one.step(batches[i % len(batches)])
+            if one.wants_score:
+                one.trial_score(next(scores[id(one)]))
+
+    go(whole, range(at))
+    left = list(scores[id(whole)])
+    scores = {id(one): iter(left) for one in (whole, part)}
+    part.take(*whole.dump())
+    go(whole, range(at, 400))
+    go(part, range(at, 400))
+    assert whole.steps == part.steps
+    assert same(whole, part)
+
+
+def test_a_dump_brings_the_way_back_too(batches: list[np.ndarray]) -> None:
+    whole, part = learner("compact"), learner("compact")
+    run(whole, batches[:10])
+    whole.mark_good()
+    run(whole, batches[10:20])
+    part.take(*whole.dump())
+    for one in (whole, part):
+        one.step(np.full((16, 6), np.nan, dtype=np.float32))
+        one.step(batches[20])
+    assert whole.rollbacks == part.rollbacks == 1
     assert same(whole, part)
 
 
@@ -86,7 +103,7 @@ def test_moments_are_part_of_a_dump(batches: list[np.ndarray]) -> None:
     one, without = learner("compact"), learner("compact")
     run(one, batches[:10])
     arrays, meta = one.dump(one.state())
-    without.take(arrays, {**meta, "adam_steps": 0})
+    without.take(arrays, {**meta, "states": {"": {"stage": 0, "adam_steps": 0}}})
     one.step(batches[10])
     without.step(batches[10])
     assert not same(one, without)

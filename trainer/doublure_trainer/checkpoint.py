@@ -20,7 +20,7 @@ from .errors import TrainerError
 
 __all__ = ["SCHEMA", "CheckpointError", "Checkpoints", "State", "read_state", "write_state"]
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of what a checkpoint holds; another one is refused, never guessed at."""
 
 _PREFIX = ".checkpoint-"

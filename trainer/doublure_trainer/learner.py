@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -215,20 +215,39 @@ class Learner:
             second=state.second,
         )
 
-    def dump(self, state: LearnerState) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-        """A state and the counters, as arrays and plain data for a checkpoint."""
-        arrays = {}
-        for kind in _KINDS:
-            for i, tensor in enumerate(getattr(state, kind)):
-                arrays[f"{self.family}.{kind}.{i}"] = tensor.cpu().numpy()
-        meta = {
-            "stage": state.stage,
-            "adam_steps": state.adam_steps,
-            "steps": self.steps,
-            "rollbacks": self.rollbacks,
-            "rate": self.rate,
-            "trial_at": self._trial_at,
-        }
+    def dump(
+        self, state: LearnerState | None = None
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """What a checkpoint holds, as arrays and plain data.
+
+        Args:
+            state: One to dump alone, with the counters; by default everything: the present state,
+                the good one and a trial's, so that a resumed run is the uninterrupted one.
+        """
+        states: dict[str, LearnerState] = {"": state or self.state()}
+        trial = self._trial
+        if state is None:
+            states["good."] = self._good
+            if trial is not None:
+                states["base."] = trial.base
+                if trial.coarse is not None:
+                    states["coarse."] = trial.coarse
+        arrays: dict[str, NDArray[Any]] = {}
+        sizes: dict[str, dict[str, int]] = {}
+        for prefix, one in states.items():
+            sizes[prefix] = {}
+            for item in fields(one):
+                value = getattr(one, item.name)
+                if not isinstance(value, list):
+                    sizes[prefix][item.name] = value
+                    continue
+                for i, tensor in enumerate(value):
+                    arrays[f"{self.family}.{prefix}{item.name}.{i}"] = tensor.cpu().numpy()
+        meta: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
+        meta |= {"states": sizes, "trial": None}
+        if trial is not None and state is None:
+            # As text, since JSON has no word for a score that is not finite.
+            meta["trial"] = [trial.start, repr(trial.coarse_db)]
         return arrays, meta
 
     def take(self, arrays: dict[str, NDArray[Any]], meta: dict[str, Any]) -> None:
@@ -237,17 +256,26 @@ class Learner:
         Raises:
             ValueError, KeyError: The arrays are not this model's.
         """
-        kinds: dict[str, list[Tensor]] = {}
-        for kind in _KINDS:
-            kinds[kind] = [
-                torch.from_numpy(np.array(arrays[f"{self.family}.{kind}.{i}"]))
-                for i in range(len(self._parameters))
-            ]
-        self.restore(LearnerState(meta["stage"], meta["adam_steps"], **kinds))
-        self.steps, self.rate = int(meta["steps"]), float(meta["rate"])
-        self.rollbacks = int(meta["rollbacks"])
-        self._trial, self._trial_at = None, int(meta["trial_at"])
-        self.mark_good()
+        states: dict[str, LearnerState] = {}
+        for prefix, sizes in meta["states"].items():
+            lists = {
+                item.name: [
+                    torch.from_numpy(np.array(arrays[f"{self.family}.{prefix}{item.name}.{i}"]))
+                    for i in range(len(self._parameters))
+                ]
+                for item in fields(LearnerState)
+                if item.name not in sizes
+            }
+            states[prefix] = LearnerState(**sizes, **lists)
+        self.restore(states[""])
+        for name in _PLAIN:
+            setattr(self, name, meta[name])
+        self._good = states.get("good.") or self.state()
+        self._trial = None
+        if meta["trial"] is not None:
+            start, coarse_db = meta["trial"]
+            known = None if coarse_db == "None" else float(coarse_db)
+            self._trial = _Trial(start, states["base."], states.get("coarse."), known)
 
     def _smooth(self, grid: Grid, strength: float) -> None:
         """Pull texels along t, and planes along x and y, towards their neighbours' straight line.
@@ -340,4 +368,6 @@ class Learner:
         self.restore(self._good)
 
 
-_KINDS = ("values", "averages", "first", "second")
+_PLAIN = ("steps", "rollbacks", "rate", "_trial_at")
+# Attributes that a checkpoint holds as they are; whatever else changes with training and is plain
+# data is one more name here. Fields of `LearnerState` are held without being named.

@@ -312,19 +312,21 @@ class LiveTrainer:
         """
         if self._checkpoints is None:
             return None
-        states = {name: learner.state() for name, learner in self._learners.items()}
         best = None
         if self._best is not None and self._best_dirty:
             _, family, state = self._best
+            states = {name: learner.state() for name, learner in self._learners.items()}
             best = self._packed(states | {family: state})
-        path = self._checkpoints.save(self._packed(states), best=best)
+        path = self._checkpoints.save(self._packed(), best=best)
         self._best_dirty = False
         return path
 
     def resume(self) -> bool:
         """Go on from the newest whole checkpoint: weights, moments, averages, generators, step.
 
-        The replay is not kept: training waits until rows cover enough of the range again.
+        The replay is not kept: training waits until rows cover enough of the range again. Given
+        the same rows in the same order, what follows is what would have followed, bit for bit on
+        a CPU.
 
         Returns:
             False where there is none.
@@ -486,11 +488,12 @@ class LiveTrainer:
 
     # --- checkpoints -----------------------------------------------------------------------------
 
-    def _packed(self, states: Mapping[str, LearnerState]) -> State:
+    def _packed(self, states: Mapping[str, LearnerState] | None = None) -> State:
+        """A checkpoint of these states of the learners; by default of all there is."""
         tensors: dict[str, NDArray[Any]] = {}
         learners: dict[str, Any] = {}
-        for name, state in states.items():
-            arrays, learners[name] = self._learners[name].dump(state)
+        for name, learner in self._learners.items():
+            arrays, learners[name] = learner.dump(states[name] if states is not None else None)
             tensors |= arrays
         meta: dict[str, Any] = {
             "config": self.config.to_dict(),
@@ -502,6 +505,7 @@ class LiveTrainer:
             "learners": learners,
             "draw": self._draw.bit_generator.state,
             "pick": self._pick.bit_generator.state,
+            "best": None if self._best is None else list(self._best[:2]),
             "published": None,
         }
         if (out := self._published) is not None:
@@ -534,6 +538,9 @@ class LiveTrainer:
         if self.config.family == "race":
             self._race.restore(meta["race"])
         self._leader = active[0]
+        if meta["best"] is not None:
+            merit, family = meta["best"]
+            self._best = (float(merit), family, self._learners[family].good)
         self._step, self._samples = int(meta["step"]), int(meta["samples"])
         self._train_s = float(meta["train_seconds"])
         self._score_at = self._train_s

@@ -12,6 +12,8 @@ HEAD_START = 100
 # Steps of the default family before the challenger's first, so that the first useful candidate,
 # which comes from the default, is not delayed.
 
+_WORST_DB = -1e9  # of weights that are not finite; a number, so that a checkpoint can hold it
+
 
 class Race:
     """Successive elimination (Jamieson and Talwalkar 2016, "Non-stochastic Best Arm
@@ -74,7 +76,7 @@ class Race:
                 there is.
         """
         if merit is not None and not math.isfinite(merit):
-            merit = -math.inf
+            merit = _WORST_DB
         self._records[family][rung] = merit
         if not self.running or any(rung not in self._records[name] for name in self.active):
             return None
@@ -97,8 +99,7 @@ class Race:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
         records = {
-            name: {str(r): v for r, v in record.items() if v is None or math.isfinite(v)}
-            for name, record in self._records.items()
+            name: {str(r): v for r, v in record.items()} for name, record in self._records.items()
         }
         return {"active": list(self.active), "credit": self._credit, "records": records}
 
