@@ -258,7 +258,7 @@ class Learner:
         """
         states: dict[str, LearnerState] = {}
         for prefix, sizes in meta["states"].items():
-            lists = {
+            lists: dict[str, Any] = {
                 item.name: [
                     torch.from_numpy(np.array(arrays[f"{self.family}.{prefix}{item.name}.{i}"]))
                     for i in range(len(self._parameters))
