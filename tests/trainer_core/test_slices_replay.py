@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 from doublure_trainer.replay import Replay
-from doublure_trainer.slices import HELD_OUT, TEST, TRAIN, SlicePlan
+from doublure_trainer.slices import HELD_OUT, TEST, TRAIN, FramePlan, Plan, SlicePlan
 
 
 def rows_at(t: float, n: int = 256, *, seed: int = 0, colour: float = 0.5) -> np.ndarray:
@@ -18,7 +18,7 @@ def rows_at(t: float, n: int = 256, *, seed: int = 0, colour: float = 0.5) -> np
     return rows
 
 
-def middles(plan: SlicePlan, kind: int) -> list[float]:
+def middles(plan: Plan, kind: int) -> list[float]:
     return [(low + high) / 2 for low, high in plan.intervals(kind)]
 
 
@@ -57,6 +57,57 @@ def test_t_beyond_the_range_belongs_to_the_end_slices() -> None:
 def test_a_count_out_of_range_is_refused(count: object) -> None:
     with pytest.raises(ValueError, match="expected an int in 17"):
         SlicePlan(count)  # type: ignore[arg-type]
+
+
+FRAMES = FramePlan([-1.0, -0.2, 0.5, 1.0], [-0.7, 0.9], [0.1])
+
+
+def test_a_plan_of_frames_has_a_slice_and_a_stratum_for_each() -> None:
+    assert FRAMES.count == 7
+    assert FRAMES.kind_of(np.array([-1.0, -0.2, 0.5, 1.0])).tolist() == [TRAIN] * 4
+    assert FRAMES.kind_of(np.array([-0.7, 0.9])).tolist() == [HELD_OUT] * 2
+    assert FRAMES.kind_of(np.array([0.1])).tolist() == [TEST]
+    strata = FRAMES.stratum_of(np.array([-1.0, -0.7, -0.2, 0.1, 0.5, 0.9, 1.0]))
+    assert strata.tolist() == list(range(7))
+    assert sum(FRAMES.held_out, ()) == pytest.approx((-0.85, -0.45, 0.7, 0.95))
+    assert FRAMES.test[0] == pytest.approx((-0.05, 0.3))
+
+
+def test_frames_that_are_neighbouring_numbers_are_told_apart() -> None:
+    low = np.float32(0.25)
+    high = np.nextafter(low, np.float32(1))
+    plan = FramePlan([float(low)], [float(high)])
+    assert plan.kind_of(np.array([low, high])).tolist() == [TRAIN, HELD_OUT]
+
+
+def test_the_replay_keeps_every_row_of_every_frame_in_its_kind() -> None:
+    replay = Replay(FRAMES, train_rows=4 * 100, held_out_rows=2 * 100, test_rows=100)
+    for t in (-1.0, -0.2, 0.5, 1.0, -0.7, 0.9, 0.1):
+        replay.add(rows_at(t, 100))
+    counters = replay.counters
+    assert (counters.train, counters.held_out, counters.test) == (400, 200, 100)
+    rng = np.random.default_rng(0)
+    assert [len(replay.snapshot(kind, 1000, rng)) for kind in (TRAIN, HELD_OUT, TEST)] == [
+        400,
+        200,
+        100,
+    ]
+    assert set(replay.sample(5000, rng)[:, 2]) == set(np.float32([-1.0, -0.2, 0.5, 1.0]))
+    assert replay.coverage(TRAIN) == replay.coverage(HELD_OUT) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("frames", "text"),
+    [
+        (([], [0.1]), "expected training frames"),
+        (([0.0, 1.5],), "every t in"),
+        (([0.0, float("nan")],), "every t in"),
+        (([0.0, 0.5], [0.5]), "expected each t once, got 0.5 twice"),
+    ],
+)
+def test_a_plan_of_frames_refuses_what_is_not_one(frames: tuple[list[float]], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        FramePlan(*frames)
 
 
 def test_held_out_and_test_rows_never_come_back_as_training_rows() -> None:

@@ -22,7 +22,7 @@ from .learner import DivergedError, Learner, LearnerState
 from .models import build, load_tensors
 from .race import Race
 from .replay import Replay
-from .slices import HELD_OUT, TEST, TRAIN, SlicePlan
+from .slices import HELD_OUT, TEST, TRAIN, Plan, SlicePlan
 
 __all__ = ["Candidate", "LiveTrainer", "StepReport", "TrainerProgress"]
 
@@ -141,14 +141,14 @@ class LiveTrainer:
     def __init__(
         self,
         config: TrainConfig,
-        plan: SlicePlan | None = None,
+        plan: Plan | None = None,
         *,
         device: str | torch.device = "cpu",
         directory: Path | str | None = None,
         seed: int = 0,
     ) -> None:
         self.config = config
-        self.plan = plan or SlicePlan()
+        self.plan: Plan = plan or SlicePlan()
         self._device = torch.device(device)
         torch.set_num_threads(config.threads)
         self._checkpoints = Checkpoints(Path(directory)) if directory is not None else None
@@ -257,6 +257,16 @@ class LiveTrainer:
             share = self.config.score_share
             wait = max(self.config.candidate_interval_s, cost * (1.0 - share) / share)
             self._score_at = self._train_s + wait
+
+    def candidate_now(self) -> Candidate | None:
+        """Score the averaged weights now and hand them out if they beat one flat colour.
+
+        For a job that knows all its rows and counts its steps: neither the clock, nor how much of
+        the range was seen, nor what is published has a say, so the same steps give the same
+        candidates. Which of them to keep is for the caller; `progress` has scores and verdict.
+        """
+        rows = self._replay.snapshot(HELD_OUT, self.config.score_rows, self._pick)
+        return self._judged(rows, None) if self._step and len(rows) else None
 
     def published(self, candidate: Candidate) -> None:
         """Say that a candidate went out: from now on the gate compares with this one."""
@@ -461,6 +471,10 @@ class LiveTrainer:
         if not self._may_publish() or len(rows) < _LEAST_SCORE_ROWS:
             self._verdict = "held-out slices have too little data yet"
             return None
+        return self._judged(rows, self._score_published(rows))
+
+    def _judged(self, rows: NDArray[np.float32], published: Scores | None) -> Candidate | None:
+        """The best family's weights, if they pass the gate against what is published."""
         found = {name: self._scored(name, rows) for name in self._race.active}
         family = max(found, key=lambda name: _rank(found[name][0]))
         scores, tensors = found[family]
@@ -471,10 +485,8 @@ class LiveTrainer:
             learner.mark_good()
             self._best = (scores.psnr_db, family, learner.good)
             self._best_dirty = True
-        self._published_scores = self._score_published(rows)
-        verdict = judge(
-            scores, self._published_scores, constant_scores(rows[:, 3:]), limits=self._limits
-        )
+        self._published_scores = published
+        verdict = judge(scores, published, constant_scores(rows[:, 3:]), limits=self._limits)
         self._verdict = "passed" if verdict.passed else verdict.reason
         if not verdict.passed:
             return None

@@ -8,15 +8,12 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .slices import HELD_OUT, TEST, TRAIN, SlicePlan
+from .slices import HELD_OUT, TEST, TRAIN, Plan
 
 __all__ = ["Replay", "ReplayCounters", "Reservoir"]
 
 Rows = NDArray[np.float32]
 
-_STRATA_PER_SLICE = 4
-# A host that pauses at one t would fill that slice with a single frame; with finer strata it
-# only ever fills a quarter of the slice.
 _FULL_WEIGHT_ROWS = 512
 # A stratum with fewer rows than this is drawn proportionally less, so that a handful of pixels
 # from a frame that was cut short is not repeated until it is learned by heart.
@@ -121,7 +118,7 @@ class Replay:
 
     def __init__(
         self,
-        plan: SlicePlan,
+        plan: Plan,
         *,
         train_rows: int = 1 << 21,
         held_out_rows: int = 1 << 16,
@@ -131,8 +128,8 @@ class Replay:
         self.plan = plan
         self._lock = threading.Lock()
         self._rng = np.random.default_rng([seed, 0x5245504C])
-        self._strata_count = plan.count * _STRATA_PER_SLICE
-        kinds = np.repeat(plan.kinds, _STRATA_PER_SLICE)
+        self._strata_count = plan.count * plan.strata_per_slice
+        kinds = np.repeat(plan.kinds, plan.strata_per_slice)
         self._kinds = kinds
         # The bucket of each stratum, counted within its own kind.
         self._bucket = np.zeros(self._strata_count, dtype=np.int64)
@@ -170,9 +167,9 @@ class Replay:
             return 0
         t = kept[:, 2]
         if t[0] == t[-1] and (t == t[0]).all():  # one frame has one t: the usual case
-            groups = [(int(self._strata_of(t[:1])[0]), kept)]
+            groups = [(int(self.plan.stratum_of(t[:1])[0]), kept)]
         else:
-            strata = self._strata_of(t)
+            strata = self.plan.stratum_of(t)
             order = np.argsort(strata, kind="stable")
             names, starts = np.unique(strata[order], return_index=True)
             groups = list(
@@ -215,7 +212,7 @@ class Replay:
         with self._lock:
             has = self._reservoirs[kind].sizes > 0
         of_slice = np.flatnonzero(self._kinds == kind)[has[: (self._kinds == kind).sum()]]
-        return len(np.unique(of_slice // _STRATA_PER_SLICE))
+        return len(np.unique(of_slice // self.plan.strata_per_slice))
 
     def coverage(self, kind: int = TRAIN) -> float:
         """Share of the slices of one kind that have data, 0..1."""
@@ -240,12 +237,6 @@ class Replay:
             return ReplayCounters(
                 self._seen, self._rejected, taken[TRAIN], taken[HELD_OUT], taken[TEST]
             )
-
-    def _strata_of(self, t: NDArray[np.float32]) -> NDArray[np.int64]:
-        scaled = (t.astype(np.float64) + 1.0) * (self.plan.count / 2)
-        whole = np.clip(np.floor(scaled), 0, self.plan.count - 1)
-        part = np.clip(np.floor((scaled - whole) * _STRATA_PER_SLICE), 0, _STRATA_PER_SLICE - 1)
-        return np.asarray(whole * _STRATA_PER_SLICE + part, dtype=np.int64)
 
     def _prepared(self, stratum: int, rows: Rows) -> Rows:
         if self._kinds[stratum] != TRAIN:
