@@ -30,7 +30,7 @@ import numpy as np
 from doublure_bridge.models import CompactSpec, GridSpec, ModelSpec
 from doublure_plugin.evaluate import Evaluator
 from doublure_plugin.hosts import Host, open_host
-from doublure_plugin.scenes import SCENES
+from doublure_plugin.scenes import SCENES, choose_scenes
 
 GRID = GridSpec(xy=(256, 256), xt=(32, 64), yt=(32, 64), volume=(32, 48, 48))
 COMPACT = CompactSpec()
@@ -156,7 +156,7 @@ def main() -> None:
     }  # fmt: skip
     print(", ".join(f"{k} {v}" for k, v in hardware.items()))
     rows = []
-    for name in args.scene or SCENES:
+    for name in args.scene or choose_scenes("all"):
         row = measure_scene(name, args)
         rows.append({**row, "hardware": hardware})
         if len(rows) == 1:

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..hosts import HOSTS
-from ..scenes import SCENES
+from ..scenes import SCENES, choose_scenes
 from .run import DEFAULT_ROWS, DemoOptions, Status, Watch, run_scene, write_summary
 
 __all__ = ["demo"]
@@ -31,7 +31,9 @@ _PLAIN_EVERY_S = 2.0
 
 
 def demo(
-    scene: Annotated[str, typer.Option(help=f"{', '.join(SCENES)}, or all.")] = "plasma",
+    scene: Annotated[
+        str, typer.Option(help=f"{', '.join(SCENES)}, all (the first five) or every.")
+    ] = "plasma",
     seconds: Annotated[float, typer.Option(help="Training time a scene, s.", min=1)] = 30.0,
     host: Annotated[str, typer.Option(help=f"{', '.join(HOSTS)}.")] = "auto",
     out: Annotated[Path, typer.Option(help="Directory for pictures and summary.json.")] = Path(
@@ -58,9 +60,10 @@ def demo(
     began = time.perf_counter() - _process_age()
     # Mesa's EGL, which wgpu asks for adapters too, complains on stderr where this is not set.
     os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())
-    names = list(SCENES) if scene == "all" else [scene]
-    if names[0] not in SCENES:
-        raise typer.BadParameter(f"expected one of {', '.join(SCENES)} or all, got {scene!r}")
+    try:
+        names = choose_scenes(scene)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     if host not in HOSTS:
         raise typer.BadParameter(f"expected one of {', '.join(HOSTS)}, got {host!r}")
     try:

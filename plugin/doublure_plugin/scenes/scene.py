@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,8 @@ class Scene:
             down, t raw; linear RGB, unclamped. Every other name in it starts with the scene's own.
         evaluate: The same function in NumPy, `evaluate(x, y, t)` over broadcastable arrays, to
             float32 [..., 3].
+        group: `main` for those that `all` means and the figures are of; `more` for those that are
+            here to break things, which are asked for by name, or all together as `every`.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Scene:
     parameter_name: str
     wgsl: str = field(repr=False)
     evaluate: Callable[[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], Array] = field(repr=False)
+    group: Literal["main", "more"] = "main"
 
     def image(self, width: int, height: int, t: float) -> Array:
         """The whole image in NumPy, float32 [height, width, 3]; t raw."""
