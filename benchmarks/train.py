@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -25,25 +23,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from doublure_bridge.scores import peak_ratio, psnr_db, relmse, tonemap
-from doublure_plugin.scenes import SCENES, Scene
+from _streams import FRAMES_PER_S, Picture, frame, hardware, predict, scores, spread, stream
+from doublure_bridge.scores import tonemap
+from doublure_plugin.scenes import SCENES, Scene, choose_scenes
 from doublure_trainer.config import TrainConfig
 from doublure_trainer.loop import Candidate, LiveTrainer
-from doublure_trainer.models import build, load_tensors
 from doublure_trainer.slices import SlicePlan
-from numpy.typing import NDArray
 
 MARKS_S = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0)
-FRAMES_PER_S = 30
-ROWS_PER_FRAME = 4096
 
 
 def main() -> None:
     args = _arguments()
-    hardware = _hardware(args.threads)
-    print(f"{hardware['cpu']}, {args.threads} thread(s), torch {hardware['torch']}", flush=True)
-    names = list(SCENES) if args.scene == "all" else args.scene.split(",")
+    machine = hardware(args.threads)
+    print(f"{machine['cpu']}, {args.threads} thread(s), torch {machine['torch']}", flush=True)
+    try:
+        names = choose_scenes(args.scene)
+    except ValueError as error:
+        raise SystemExit(f"--scene: {error}") from None
     rows: list[dict[str, Any]] = []
     for name in names:
         for seed in range(args.seed, args.seed + args.repeat):
@@ -51,16 +48,16 @@ def main() -> None:
     _summarise(rows)
     if args.json:
         Path(args.json).write_text(
-            json.dumps({"hardware": hardware, "rows": [{**r, **hardware} for r in rows]}, indent=1)
+            json.dumps({"hardware": machine, "rows": [{**r, **machine} for r in rows]}, indent=1)
         )
 
 
 def _measure(scene: Scene, seed: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     config = TrainConfig.from_dict({"threads": args.threads, **json.loads(args.config)})
     plan = SlicePlan(args.slices)
-    stream = _stream(scene, args.seconds, args.sweep, seed)
+    rows_sent = stream(scene, args.seconds, args.sweep, seed)
     frames = {
-        kind: [_frame(scene, t, args.size) for t in _spread(bounds, args.frames)]
+        kind: [frame(scene, t, args.size) for t in spread(bounds, args.frames)]
         for kind, bounds in (("held_out", plan.held_out), ("test", plan.test))
     }
     trainer = LiveTrainer(config, plan, device=args.device, seed=seed)
@@ -71,8 +68,8 @@ def _measure(scene: Scene, seed: int, args: argparse.Namespace) -> list[dict[str
     score_s = add_s = 0.0
     while marks:
         start = clock()
-        while sent < len(stream) and sent <= elapsed * FRAMES_PER_S:
-            trainer.add_rows(stream[sent])
+        while sent < len(rows_sent) and sent <= elapsed * FRAMES_PER_S:
+            trainer.add_rows(rows_sent[sent])
             sent += 1
         add_s += clock() - start
         if trainer.ready:
@@ -118,68 +115,15 @@ def _measure(scene: Scene, seed: int, args: argparse.Namespace) -> list[dict[str
     return rows
 
 
-def _stream(scene: Scene, seconds: float, sweep_s: float, seed: int) -> list[NDArray[np.float32]]:
-    """A host's rows, one array a frame: random pixel centres of 512 x 512, one t a frame.
-
-    Frame times vary by a third, as a real loop's do: with perfectly even ones t would repeat
-    itself on the way back and most of the range would never be drawn.
-    """
-    rng = np.random.default_rng(seed)
-    count = int(seconds * FRAMES_PER_S) + 2
-    phases = np.cumsum(rng.uniform(0.67, 1.33, count)) / FRAMES_PER_S / sweep_s % 2.0
-    frames = []
-    for t in 1.0 - 2.0 * np.abs(1.0 - phases):
-        rows = np.empty((ROWS_PER_FRAME, 6), dtype=np.float32)
-        rows[:, :2] = (rng.integers(0, 512, (ROWS_PER_FRAME, 2)) * 2 + 1) / 512 - 1
-        rows[:, 2] = t
-        rows[:, 3:] = scene.evaluate(rows[:, 0], rows[:, 1], np.float32(scene.denormalise(t)))
-        frames.append(rows)
-    return frames
-
-
-def _frame(scene: Scene, t: float, size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Points [n, 3] and true colours [n, 3] of a whole frame."""
-    centres = ((np.arange(size) * 2 + 1) / size - 1).astype(np.float32)
-    y, x = np.meshgrid(centres, centres, indexing="ij")
-    points = np.stack([x.ravel(), y.ravel(), np.full(size * size, t, np.float32)], axis=1)
-    colours = scene.evaluate(points[:, 0], points[:, 1], np.float32(scene.denormalise(t)))
-    return points, np.asarray(colours, dtype=np.float32)
-
-
-def _spread(bounds: list[tuple[float, float]], count: int) -> list[float]:
-    """The middles of `count` slices, evenly over all of a kind."""
-    chosen = np.linspace(0, len(bounds) - 1, min(count, len(bounds))).round().astype(int)
-    return [(bounds[i][0] + bounds[i][1]) / 2 for i in sorted(set(chosen.tolist()))]
-
-
-def _predict(candidate: Candidate, points: NDArray[np.float32]) -> NDArray[np.float32]:
-    module = build(candidate.spec)
-    load_tensors(module, candidate.tensors)
-    return module.evaluate(torch.from_numpy(points)).numpy()
-
-
 def _scores(
     candidate: Candidate | None,
-    pictures: list[tuple[NDArray[np.float32], NDArray[np.float32]]],
+    pictures: list[Picture],
     kind: str,
 ) -> dict[str, Any]:
     if candidate is None:
         return {f"{kind}_psnr_db": None}
-    each, errors, relative, peaks = [], [], [], []
-    for points, true in pictures:
-        predicted = _predict(candidate, points)
-        each.append(psnr_db(predicted, true))
-        errors.append(np.mean((tonemap(predicted) - tonemap(true)) ** 2))
-        relative.append(relmse(predicted, true))
-        peaks.append(peak_ratio(predicted, true))
-    return {
-        f"{kind}_psnr_db": float(-10 * np.log10(max(np.mean(errors), 1e-12))),
-        f"{kind}_psnr_db_median": statistics.median(each),
-        f"{kind}_psnr_db_worst": min(each),
-        f"{kind}_psnr_db_best": max(each),
-        f"{kind}_relmse": float(np.mean(relative)),
-        f"{kind}_peak_ratio": statistics.median(peaks),
-    }
+    predicted = [predict(candidate, points) for points, _ in pictures]
+    return {f"{kind}_{name}": value for name, value in scores(predicted, pictures).items()}
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -229,31 +173,16 @@ def _draw(
     folder = Path(args.pictures)
     folder.mkdir(parents=True, exist_ok=True)
     for i, (points, true) in enumerate(frames["held_out"][:4]):
-        shown, ours = tonemap(true), tonemap(_predict(candidate, points))
+        shown, ours = tonemap(true), tonemap(predict(candidate, points))
         panels = [shown, ours, np.clip(np.abs(ours - shown) * 4, 0, 1)]
         wide = np.concatenate([p.reshape(args.size, args.size, 3) for p in panels], axis=1)
         path = folder / f"{scene.name}-{i}.png"
         Image.fromarray((np.nan_to_num(wide) * 255 + 0.5).astype(np.uint8)).save(path)
 
 
-def _hardware(threads: int) -> dict[str, Any]:
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = lines[0].split(":", 1)[1].strip() if lines else cpu
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--scene", default="all", help="a name, several with commas, or all")
+    parser.add_argument("--scene", default="all", help="a name, several with commas, all or every")
     parser.add_argument("--seconds", type=float, default=30.0, help="of training a scene")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
