@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from .dark import DARK
 from .edges import EDGES
 from .fbm import FBM
+from .flash import FLASH
+from .kaleidoscope import KALEIDOSCOPE
+from .mandelbrot import MANDELBROT
 from .moire import MOIRE
+from .negative import NEGATIVE
+from .noise import NOISE
 from .plasma import PLASMA
 from .scene import Scene, pixel_centres
 from .sdf import SDF
@@ -13,9 +19,10 @@ from .sun import SUN
 
 __all__ = ["SCENES", "Scene", "choose_scenes", "pixel_centres"]
 
-SCENES: dict[str, Scene] = {
-    scene.name: scene for scene in (PLASMA, FBM, SDF, EDGES, SUN, MOIRE, STEP)
-}
+_MAIN = (PLASMA, FBM, SDF, EDGES, SUN)
+_MORE = (MOIRE, STEP, MANDELBROT, KALEIDOSCOPE, DARK, NEGATIVE, FLASH, NOISE)
+
+SCENES: dict[str, Scene] = {scene.name: scene for scene in (*_MAIN, *_MORE)}
 """Every scene by name, the main ones first. A new scene is one module and one entry here."""
 
 
