@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from doublure_bridge import read_model
 from doublure_plugin.demo.cli import _results
 from rich.console import Console
 
@@ -151,8 +152,11 @@ def test_without_a_display_a_window_is_declined_in_one_line_and_the_run_goes_on(
 def check_run(out: Path, *, host: str) -> dict:
     names = {path.name for path in out.iterdir()}
     assert names - {"plasma-animation.webp", "plasma-animation.gif"} == {
-        "plasma-held-out.png", "plasma-quality.png", "summary.json",
+        "plasma-held-out.png", "plasma-quality.png", "plasma-model", "summary.json",
     }  # fmt: skip
+    model = read_model(out / "plasma-model")
+    assert model.name == "plasma"
+    assert model.scores["test"] is not None
     (run,) = json.loads((out / "summary.json").read_text())["runs"]
     assert run.keys() >= INTERFACE
     assert (run["scene"], run["host"]) == ("plasma", host)

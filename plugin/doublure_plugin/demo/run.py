@@ -16,6 +16,7 @@ from doublure_bridge.scores import Scores, score
 from ..digest import Source
 from ..hosts import Host, HostError, open_host
 from ..hosts.window import Window
+from ..save import save_model
 from ..scenes import SCENES, Scene
 from ..session import Session
 from .report import Picture, QualityTrace, save_animation, save_comparison, save_json, save_plot
@@ -199,11 +200,26 @@ def run_scene(name: str, options: DemoOptions, watch: Watch, *, began: float) ->
             test = session.test
             stats = session.stats
             progress = session.progress
+            learned = session.current
             stop_ms = _stop(session, host)
         host.attach(None)
         status.state = "measuring"
         watch(status)
         figures = _measure(scene, host, test, live, options)
+    if learned is not None:
+        save_model(
+            learned,
+            options.out / f"{name}-model",
+            name=name,
+            parameter=scene.parameter,
+            resolution=options.size,
+            seed=options.seed,
+            test={
+                key: figures[f"held_out_{key}"]
+                for key in ("psnr_db", "relmse", "peak_ratio")
+                if figures[f"held_out_{key}"] is not None
+            },
+        )
     return {
         "scene": name,
         "host": host.name,
