@@ -73,7 +73,7 @@ def test_all_means_the_main_scenes_and_every_means_every_one() -> None:
     assert choose_scenes("all") == ["plasma", "fbm", "sdf", "edges", "sun"]
     assert choose_scenes("every") == list(SCENES)
     assert choose_scenes("step,fbm") == ["step", "fbm"]
-    with pytest.raises(ValueError, match=r"sun or all, or of moire.* or every, got 'plasam'"):
+    with pytest.raises(ValueError, match=r"sun or all, or of cloud.* or every, got 'plasam'"):
         choose_scenes("fbm,plasam")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .cloud import CLOUD
 from .dark import DARK
 from .edges import EDGES
 from .fbm import FBM
@@ -11,6 +12,7 @@ from .mandelbrot import MANDELBROT
 from .moire import MOIRE
 from .negative import NEGATIVE
 from .noise import NOISE
+from .ocean import OCEAN
 from .plasma import PLASMA
 from .scene import Scene, pixel_centres
 from .sdf import SDF
@@ -20,7 +22,7 @@ from .sun import SUN
 __all__ = ["SCENES", "Scene", "choose_scenes", "pixel_centres"]
 
 _MAIN = (PLASMA, FBM, SDF, EDGES, SUN)
-_MORE = (MOIRE, STEP, MANDELBROT, KALEIDOSCOPE, DARK, NEGATIVE, FLASH, NOISE)
+_MORE = (CLOUD, OCEAN, MOIRE, STEP, MANDELBROT, KALEIDOSCOPE, DARK, NEGATIVE, FLASH, NOISE)
 
 SCENES: dict[str, Scene] = {scene.name: scene for scene in (*_MAIN, *_MORE)}
 """Every scene by name, the main ones first. A new scene is one module and one entry here."""
