@@ -1,4 +1,4 @@
-"""`python -m doublure_trainer` is `doublure trainer`."""
+"""`python -m doublure_trainer` is `doublure trainer`; with `train` first it is `doublure train`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ def main() -> None:
         import typer
 
         from .cli import trainer
+        from .train_command import main as train
     except ImportError as error:
         sys.exit(f"doublure trainer: {error}; run `pip install 'doublure[trainer]'`")
+    if sys.argv[1:2] == ["train"]:
+        train(words=sys.argv[2:])
+        return
     debug = "--debug" in sys.argv or os.environ.get("DOUBLURE_DEBUG") == "1"
     sys.argv[:] = [word for word in sys.argv if word != "--debug"]
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
