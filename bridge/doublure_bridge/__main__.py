@@ -74,7 +74,7 @@ def _run() -> None:
 
 def _missing(name: str, error: ImportError):  # type: ignore[no-untyped-def]
     def command() -> None:
-        extra = "trainer" if name == "trainer" else "demo"
+        extra = {"export": "export", "train": "trainer", "trainer": "trainer"}.get(name, "demo")
         raise SystemExit(f"doublure {name}: {error}; run `pip install 'doublure[{extra}]'`")
 
     return command
