@@ -34,6 +34,8 @@ READABLE = "weights.json"
 
 _LARGEST_FILE = 1 << 30
 _TEMPORARY = ".writing-"
+_NOT_HEADER = ("format", "model", "sha256", "arithmetic", "tensors")
+# Keys of weights.json that are not the header's.
 
 Array: TypeAlias = npt.NDArray[Any]
 ScoreFigures: TypeAlias = Mapping[str, float]
@@ -85,7 +87,7 @@ def write_model(directory: Path, model: ModelFile) -> Path:
     """
     header = json.dumps(_header(model), allow_nan=False)
     tensors = {name: np.asarray(model.tensors[name]) for name in model.spec.tensors()}
-    digest = _digest(model.spec, header, tensors)
+    digest = _digest(json.dumps(spec_to_dict(model.spec)), header, tensors)
     packed = pack_tensors(model.spec, tensors, metadata={"doublure": header, "sha256": digest})
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -245,12 +247,15 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.floating | np.integer) and math.isfinite(value)
 
 
-def _digest(spec: ModelSpec, header: str, tensors: Mapping[str, Array]) -> str:
-    """SHA-256 over specification, header and numbers, the same for both files."""
-    digest = hashlib.sha256(f"{json.dumps(spec_to_dict(spec))}\0{header}\0".encode())
-    for name, want in spec.tensors().items():
-        dtype = np.dtype(want.dtype).newbyteorder("<")
-        digest.update(np.ascontiguousarray(tensors[name], dtype).tobytes())
+def _digest(spec: str, header: str, tensors: Mapping[str, Array]) -> str:
+    """SHA-256 over specification, header and numbers, the same for both files.
+
+    Over the texts as they were written, and not as this version would write them.
+    """
+    digest = hashlib.sha256(f"{spec}\0{header}\0".encode())
+    for tensor in tensors.values():
+        little = tensor.dtype.newbyteorder("<")
+        digest.update(np.ascontiguousarray(tensor, little).tobytes())
     return digest.hexdigest()
 
 
@@ -271,7 +276,7 @@ def _from_safetensors(data: bytes) -> ModelFile:
     parts = _parsed_header(plain)
     spec = model_spec_from_dict(plain_spec)
     tensors = unpack_tensors(data, spec)
-    _verify(_digest(spec, metadata["doublure"], tensors), metadata["sha256"])
+    _verify(_digest(metadata["model"], metadata["doublure"], tensors), metadata["sha256"])
     return _checked(ModelFile(spec=spec, tensors=tensors, **parts))
 
 
@@ -297,10 +302,9 @@ def _from_json(data: bytes) -> ModelFile:
             raise ModelFileError(
                 f"tensors.{name}", expected=list(want.shape), got=list(tensors[name].shape)
             )
-    model = _checked(ModelFile(spec=spec, tensors=tensors, **parts))
-    header = json.dumps(_header(model), allow_nan=False)
-    _verify(_digest(spec, header, tensors), plain.get("sha256"))
-    return model
+    header = json.dumps({key: value for key, value in plain.items() if key not in _NOT_HEADER})
+    _verify(_digest(json.dumps(plain["model"]), header, tensors), plain.get("sha256"))
+    return _checked(ModelFile(spec=spec, tensors=tensors, **parts))
 
 
 def _readable(model: ModelFile, header: str, digest: str) -> Iterator[str]:

@@ -129,6 +129,18 @@ def test_a_changed_number_is_noticed(spec: ModelSpec, file: str, tmp_path: Path)
         read_model(path)
 
 
+@either
+def test_a_specification_and_a_header_that_know_more_by_now_are_still_whole(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(tmp_path, example(COMPACT))
+    monkeypatch.setattr(
+        "doublure_bridge.model_file.spec_to_dict", lambda spec: {"family": spec.family, "more": 1}
+    )
+    monkeypatch.setattr("doublure_bridge.model_file._header", lambda _: {"more": 1})
+    assert read_model(tmp_path / file).name == "plasma"
+
+
 @pytest.mark.parametrize("length", [0, 7, 100, -1])
 @either
 def test_a_torn_file_is_refused(file: str, length: int, tmp_path: Path) -> None:
