@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 if TYPE_CHECKING:
     from .config import TrainConfig
@@ -60,8 +60,10 @@ def train(
 ) -> None:
     """Learn a stand-in from a captured dataset; writes weights and a report."""
     with _stop_signals() as stop:
-        from .offline import StoppedError, train_offline
-
+        try:
+            from .offline import StoppedError, train_offline
+        except ImportError as error:
+            sys.exit(f"doublure train: {error}; run `pip install 'doublure[trainer]'`")
         settings = _settings(
             config,
             threads=threads,
@@ -176,12 +178,10 @@ class _Display:
         if self._console.is_terminal:
             self._bar = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed:,}/{task.total:,}"),
+                BarColumn(bar_width=12),  # so that the longest line fits eighty columns
+                TextColumn("{task.completed}/{task.total}"),
                 TextColumn("{task.fields[figures]}"),
-                TimeElapsedColumn(),
                 console=self._console,
-                transient=False,
             )
             self._bar.start()
         return self
@@ -197,12 +197,10 @@ class _Display:
         figures = []
         if now.held_out_psnr_db is not None:
             figures.append(f"held-out {now.held_out_psnr_db:.2f} dB")
-        if now.family:
-            figures.append(now.family)
-        if now.steps_per_s:
-            figures.append(f"{now.steps_per_s:.0f} steps/s")
         if now.eta_s is not None and now.state == "training":
             figures.append(f"{_clock(now.eta_s)} to go")
+        if now.steps_per_s:
+            figures.append(f"{now.steps_per_s:.0f} steps/s")
         text = " · ".join(figures)
         if self._task is None:
             self._task = self._bar.add_task(now.state, total=now.steps, figures=text)
