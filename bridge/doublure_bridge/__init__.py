@@ -3,10 +3,19 @@
 from .address import Address, parse_address
 from .channels import Dealer, Liveness, Received, Router
 from .codec import Envelope, UnknownTagError, decode, encode, peek, version_mismatch
+from .dataset import (
+    Dataset,
+    DatasetManifest,
+    Split,
+    open_dataset,
+    read_manifest,
+    write_manifest,
+)
 from .errors import (
     AddressError,
     BridgeError,
     CodecError,
+    DatasetError,
     LimitError,
     ModelFileError,
     SpecError,
@@ -60,6 +69,9 @@ __all__ = [
     "CodecError",
     "CompactSpec",
     "Credit",
+    "Dataset",
+    "DatasetError",
+    "DatasetManifest",
     "Dealer",
     "Envelope",
     "Error",
@@ -81,6 +93,7 @@ __all__ = [
     "SessionOpened",
     "SourceChanged",
     "SpecError",
+    "Split",
     "Stop",
     "Stopped",
     "TensorFileError",
@@ -94,14 +107,17 @@ __all__ = [
     "decode",
     "encode",
     "model_spec_from_dict",
+    "open_dataset",
     "pack_tensors",
     "parse_address",
     "peek",
+    "read_manifest",
     "read_model",
     "spec_to_dict",
     "tensors_digest",
     "tensors_metadata",
     "unpack_tensors",
     "version_mismatch",
+    "write_manifest",
     "write_model",
 ]

@@ -6,6 +6,7 @@ __all__ = [
     "AddressError",
     "BridgeError",
     "CodecError",
+    "DatasetError",
     "LimitError",
     "ModelFileError",
     "SpecError",
@@ -63,6 +64,10 @@ class TensorFileError(BridgeError):
 
 class ModelFileError(BridgeError):
     """A model file that is damaged, not ours, of another schema, or cannot be written."""
+
+
+class DatasetError(BridgeError):
+    """A dataset that is missing, damaged, changed, or of another schema."""
 
 
 class AddressError(BridgeError):
