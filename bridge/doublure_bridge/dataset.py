@@ -22,6 +22,7 @@ from .errors import DatasetError
 
 __all__ = [
     "DATASET_SCHEMA",
+    "MANIFEST",
     "ROW_BYTES",
     "Dataset",
     "DatasetManifest",
@@ -34,6 +35,7 @@ __all__ = [
 DATASET_SCHEMA = 1
 ROW_BYTES = 24
 MANIFEST = "dataset.json"
+"""The file that makes a directory a dataset."""
 ROW_FORMAT = "little-endian float32: x,y,t,r,g,b"
 COORDINATES = "pixel centers; x right, y down; x,y,t normalized to [-1,1]"
 COLOR = "linear RGB, unclamped, opaque"
@@ -128,7 +130,7 @@ class DatasetManifest:
         """
         if not isinstance(data, Mapping):
             raise DatasetError(MANIFEST, expected="a map", got=type(data).__name__)
-        if data.get("schema") != DATASET_SCHEMA:
+        if type(data.get("schema")) is not int or data["schema"] != DATASET_SCHEMA:
             raise DatasetError(
                 f"{MANIFEST}: schema",
                 expected=DATASET_SCHEMA,
