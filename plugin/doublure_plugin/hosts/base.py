@@ -301,6 +301,11 @@ class Host(ABC):
     def read_source(self, t: float) -> Array:
         """Draw the source at raw `t` and wait for it: float32 [height, width, 3]."""
 
+    def read_target(self, t: float) -> Array:
+        """Draw the source at raw `t` and wait for all of its target: [height, width, 4]."""
+        colour = self.read_source(t)
+        return np.concatenate([colour, np.ones_like(colour[..., :1])], axis=2)
+
     @abstractmethod
     def read_standin(self, t: float) -> Array:
         """Draw the stand-in that is being shown at raw `t` and wait: float32 [height, width, 3].

@@ -233,10 +233,13 @@ class WgpuHost(Host):
     # -- reports and tests ----------------------------------------------------------------------
 
     def read_source(self, t: float) -> Array:
+        return self.read_target(t)[..., :3]
+
+    def read_target(self, t: float) -> Array:
         encoder = self._gpu.device.create_command_encoder()
         self._draw_source(encoder, self._scratch_view, t)
         self._gpu.queue.submit([encoder.finish()])
-        return self._gpu.read_texture(self._scratch)[..., :3]
+        return self._gpu.read_texture(self._scratch)
 
     def read_standin(self, t: float) -> Array:
         if not self._standin.showing:
