@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import statistics
@@ -39,9 +38,7 @@ Picture = tuple[Array, Array]
 """Points [n, 3] and true colours [n, 3] of a whole frame."""
 
 
-def stream(
-    scene: Scene, seconds: float, sweep_s: float, seed: int, *, cache: Path | None = None
-) -> Sequence[Array]:
+def stream(scene: Scene, seconds: float, sweep_s: float, seed: int) -> list[Array]:
     """A host's rows, one array a frame: random pixel centres of 512 x 512, one t a frame.
 
     Frame times vary by a third, as a real loop's do: with perfectly even ones t would repeat
@@ -50,12 +47,8 @@ def stream(
     Args:
         seconds: How long the host runs.
         sweep_s: Seconds from one end of t to the other.
-        cache: Directory in which the rows are kept for the next run, None for nowhere.
     """
     count = int(seconds * FRAMES_PER_S) + 2
-    kept = _cached(cache, scene, "stream", count, sweep_s, seed)
-    if kept is not None and kept.exists():
-        return np.load(kept, mmap_mode="r")  # type: ignore[no-any-return]
     rng = np.random.default_rng(seed)
     phases = np.cumsum(rng.uniform(0.67, 1.33, count)) / FRAMES_PER_S / sweep_s % 2.0
     rows = np.empty((count, ROWS_PER_FRAME, 6), dtype=np.float32)
@@ -63,23 +56,16 @@ def stream(
         one[:, :2] = (rng.integers(0, 512, (ROWS_PER_FRAME, 2)) * 2 + 1) / 512 - 1
         one[:, 2] = t
         one[:, 3:] = scene.evaluate(one[:, 0], one[:, 1], np.float32(scene.denormalise(t)))
-    _keep(kept, rows)
-    return rows
+    return list(rows)
 
 
-def frame(scene: Scene, t: float, size: int, *, cache: Path | None = None) -> Picture:
+def frame(scene: Scene, t: float, size: int) -> Picture:
     """A whole frame at t in [-1, 1], `size` pixels a side, true colours and no noise."""
     centres = ((np.arange(size) * 2 + 1) / size - 1).astype(np.float32)
     y, x = np.meshgrid(centres, centres, indexing="ij")
     points = np.stack([x.ravel(), y.ravel(), np.full(size * size, t, np.float32)], axis=1)
-    kept = _cached(cache, scene, "frame", t, size)
-    if kept is not None and kept.exists():
-        return points, np.load(kept)
-    colours = np.asarray(
-        scene.evaluate(points[:, 0], points[:, 1], np.float32(scene.denormalise(t))), np.float32
-    )
-    _keep(kept, colours)
-    return points, colours
+    colours = scene.evaluate(points[:, 0], points[:, 1], np.float32(scene.denormalise(t)))
+    return points, np.asarray(colours, dtype=np.float32)
 
 
 def spread(bounds: list[tuple[float, float]], count: int) -> list[float]:
@@ -127,21 +113,3 @@ def hardware(threads: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-
-
-def _cached(cache: Path | None, scene: Scene, *key: object) -> Path | None:
-    """Where something of a scene is kept; the scene's text is in the name, so it never goes old."""
-    if cache is None:
-        return None
-    name = hashlib.sha256(repr((scene.wgsl, scene.parameter, key)).encode()).hexdigest()[:24]
-    return cache / f"{scene.name}-{name}.npy"
-
-
-def _keep(path: Path | None, array: Array) -> None:
-    if path is None:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with partial.open("wb") as file:
-        np.save(file, array)
-    partial.replace(path)
