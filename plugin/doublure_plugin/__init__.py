@@ -23,6 +23,14 @@ from .errors import (
     WeightsError,
 )
 from .evaluate import Evaluator
+from .offline import (
+    OfflineHost,
+    TrainingError,
+    TrainingJob,
+    TrainingStatus,
+    capture_dataset,
+    train_async,
+)
 from .options import Timing
 from .probe import probe_determinism
 from .session import Session
@@ -35,6 +43,7 @@ __all__ = [
     "Evaluator",
     "NondeterministicSourceError",
     "Notice",
+    "OfflineHost",
     "PluginError",
     "Session",
     "SessionError",
@@ -44,8 +53,13 @@ __all__ = [
     "SpawnError",
     "Timing",
     "TrainerError",
+    "TrainingError",
+    "TrainingJob",
+    "TrainingStatus",
     "Weights",
     "WeightsError",
+    "capture_dataset",
     "probe_determinism",
     "source_digest",
+    "train_async",
 ]
