@@ -71,8 +71,8 @@ def _capture(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
         TextColumn("frames,"), TimeRemainingColumn(), TextColumn("to go"),
     )  # fmt: skip
-    # Where there is no terminal, a bar that is gone at the end prints nothing at all.
-    with Progress(*columns, console=console, transient=True) as bar:
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("capturing", total=frames + validation)
         capture_dataset(
             source,
