@@ -253,6 +253,8 @@ HOSTS: list[tuple[dict[str, Any], str]] = [
     ({"formats": ("rgba16float", "rgba16float")}, "got rgba16float, rgba16float"),
     ({"shaders": {}}, "shaders: expected at least one valid shader, got none"),
     ({"shaders": {"a": "b", "c": ""}}, "at least one valid shader, got no text for 'c'"),
+    ({"shaders": {"a": " \n"}}, "at least one valid shader, got no text for 'a'"),
+    ({"shaders": {"a": b"x"}}, "at least one valid shader, got no text for 'a'"),
     ({"width": 0}, "OfflineHost.width: expected a whole number in 1..65536, got 0"),
     ({"source_digest": lambda: "xyz"}, "source_digest(): expected lower-case hexadecimal"),
 ]

@@ -216,8 +216,8 @@ def _check_host(host: OfflineHost) -> None:
     for side in ("width", "height"):
         _check_count(f"OfflineHost.{side}", getattr(host, side), 1, _MAX_SIDE)
     texts = host.shaders
-    if not texts or not all(isinstance(t, str) and t.strip() for t in texts.values()):
-        empty = [name for name, text in texts.items() if not (isinstance(text, str) and text)]
+    empty = [name for name, text in texts.items() if not (isinstance(text, str) and text.strip())]
+    if empty or not texts:
         raise CaptureError(
             "OfflineHost.shaders", expected="at least one valid shader",
             got=f"no text for {empty[0]!r}" if empty else "none",
