@@ -324,6 +324,19 @@ time.sleep(600)
 
 
 @pytest.mark.process
+def test_jobs_closed_at_once_leave_nothing(dataset: Path, tmp_path: Path) -> None:
+    python = interpreter(tmp_path, DEAF)
+    open_files = sorted(os.listdir("/proc/self/fd"))
+    for i in range(4):
+        job = train_async(dataset, tmp_path / f"m{i}", python=python)
+        keeper = job._keeper.pid
+        job.close()
+        assert failure(job).stopped
+        assert not alive(keeper)
+    assert sorted(os.listdir("/proc/self/fd")) == open_files
+
+
+@pytest.mark.process
 def test_a_paused_training_is_ended(dataset: Path, tmp_path: Path) -> None:
     job = train_async(dataset, tmp_path / "m", python=interpreter(tmp_path, HANGS))
     (pid,) = pids(job, 1)
