@@ -120,7 +120,8 @@ def _quality_table(found: Figures, last: float) -> list[str]:
     families = found.values("family")
     lines = [
         f"PSNR in dB after {last:g} CPU seconds, medium sizes: median (lowest..highest) over seeds;"
-        " - where nothing passed the gate.",
+        " - where nothing passed the gate,"
+        " empty where it was not measured.",
         "",
         "| scene | " + " | ".join(families) + " | relative MSE | peak ratio |",
         "|---" * (len(families) + 3) + "|",
@@ -284,8 +285,14 @@ def plot(found: Figures, path: Path) -> None:
         axis.grid(alpha=0.3)
     left.set_ylabel(f"PSNR after {last:g} s, dB", fontsize=9)
     lower.suptitle(f"median of {', '.join(compared)}; S, M, L: presets", fontsize=9)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), fontsize=9)
+    shown = {}
+    for axis in axes:
+        shown |= dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    names = [family for family in _ORDER if family in shown]
+    figure.legend(
+        [shown[family] for family in names], names,
+        loc="outside upper center", ncols=max(1, len(names)), fontsize=9,
+    )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -317,9 +324,10 @@ def _median(rows: Sequence[Row], name: str) -> float | None:
 
 
 def _spread(rows: Sequence[Row]) -> str:
+    """Median and range of the PSNR; a dash where none was published, empty where not measured."""
     known = [r["psnr_db"] for r in rows if r["psnr_db"] is not None]
     if not known:
-        return "-"
+        return "-" if rows else ""
     middle = f"{statistics.median(known):.1f}"
     missing = f" of {len(known)}/{len(rows)}" if len(known) < len(rows) else ""
     if len(rows) == 1:

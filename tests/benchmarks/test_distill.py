@@ -143,10 +143,11 @@ def test_a_cell_has_the_rows_that_are_promised_and_is_not_measured_twice(
 def test_tables_give_medians_spread_and_what_was_not_published() -> None:
     cells = [cell(seed=s, psnr_db=v) for s, v in enumerate((40.0, 42.0, 47.0))]
     cells += [cell(scene="noise", seed=s, psnr_db=None, relmse=None) for s in range(3)]
+    cells += [cell(family="mlp", psnr_db=20.0)]
     cells += [cell(seed=2, psnr_db=43.0)]  # measured again: the later one counts
     text = "\n".join(report.tables(report.figures(cells)))
-    assert "| plasma | 42.0 (40.0..43.0) |" in text
-    assert "| noise | - |" in text
+    assert "| plasma | 42.0 (40.0..43.0) | 20.0 |" in text
+    assert "| noise | - |  |" in text  # not published; and mlp was not measured there
     assert "| grid | medium | 608 | 4 | 1,043.0 | 42.0 |" in text
 
 
