@@ -133,11 +133,11 @@ def open_learning(family: str, name: str, plan: SlicePlan, seed: int, threads: i
 
 def _sizes(name: str) -> dict[str, Any]:
     """The models' sizes of a preset, as settings of `TrainConfig`, whose defaults are medium."""
-    if name == "medium":
-        return {}
     try:
         presets = import_module("doublure_trainer.models.presets")
     except ModuleNotFoundError:
+        if name == "medium":
+            return {}
         raise SystemExit(f"--preset {name}: this trainer has no presets; use medium") from None
     return {family: presets.preset(family, name) for family in ("grid", "compact")}
 
