@@ -152,7 +152,8 @@ def test_shader_draws_what_numpy_says(scene: Scene, adapter: str) -> None:
                 continue
             keep = np.ones(error.shape, bool) if scene.name in FINE else ~near_a_step(wanted)
             # The target is float16: half a unit of its last place is 2^-12 to 2^-11 of the value.
-            # The texts themselves differ by 1e-4 at most (sdf: rounding over 96 steps; lavapipe).
+            # The texts themselves differ by 1e-4 at most (sdf: rounding over 96 steps; lavapipe),
+            # by 4e-4 where a small sun is steep (ocean).
             assert keep.mean() > 0.5
             assert error[keep].max() < 1e-3, (adapter, scene.name, t)
             assert np.quantile(error, 0.99) < 1e-3
