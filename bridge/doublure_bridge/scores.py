@@ -22,6 +22,7 @@ RELMSE_EPS = 1e-2
 # where it turns from relative into absolute.
 PEAK_SHARE = 1e-3
 _TINY = 1e-12
+_SLICE_LIMIT_DB = 60.0
 
 Colours = NDArray[np.floating[Any]]
 
@@ -31,7 +32,8 @@ class Scores:
     """Scores of one set of weights on one set of rows.
 
     Attributes:
-        psnr_db: PSNR after tone mapping, in dB (see `tonemap`); 120 at most.
+        psnr_db: PSNR after tone mapping, in dB (see `tonemap`); 120 at most. Held-out and test
+            scores of a job are means over slices (see `score`).
         relmse: Relative mean squared error of linear RGB.
         peak_ratio: Bright end of the prediction over that of the source, 1 is right.
         rows: Rows scored.
@@ -84,9 +86,7 @@ def psnr_db(predicted: Colours, true: Colours) -> float:
 
 def relmse(predicted: Colours, true: Colours) -> float:
     """mean((p - c)^2 / (c^2 + RELMSE_EPS)) over all channels, linear."""
-    exact = np.asarray(true, dtype=np.float64)
-    difference = np.asarray(predicted, dtype=np.float64) - exact
-    return float(np.mean(difference**2 / (exact**2 + RELMSE_EPS)))
+    return float(np.mean(_relative_errors(predicted, true)))
 
 
 def peak_ratio(predicted: Colours, true: Colours) -> float:
@@ -106,9 +106,17 @@ def peak_ratio(predicted: Colours, true: Colours) -> float:
     return ours / bright
 
 
-def score(predicted: Colours, true: Colours) -> Scores:
+def score(
+    predicted: Colours, true: Colours, *, slices: NDArray[np.integer[Any]] | None = None
+) -> Scores:
     """All scores of predicted against true linear RGB, both [n, 3] with n > 0.
 
+    Args:
+        slices: Number of each row's slice, [n]. With it the PSNR is the mean of the slices' own,
+            as a film's is the mean over its frames, each counted as 60 dB at most, and the
+            relative MSE their geometric mean: where the source jumps inside one held-out slice,
+            nobody can know on which side, and a pooled error would be that slice's and nothing
+            else.
     Raises:
         ValueError: Shapes differ or there are no rows.
     """
@@ -116,6 +124,23 @@ def score(predicted: Colours, true: Colours) -> Scores:
         raise ValueError(f"score: expected two equal [n, 3], got {predicted.shape}, {true.shape}")
     if not np.isfinite(predicted).all():
         return Scores(math.nan, math.nan, math.nan, len(true))
-    return Scores(
-        psnr_db(predicted, true), relmse(predicted, true), peak_ratio(predicted, true), len(true)
+    peak = peak_ratio(predicted, true)
+    if slices is None:
+        return Scores(psnr_db(predicted, true), relmse(predicted, true), peak, len(true))
+    _, which = np.unique(slices, return_inverse=True)
+    counts = np.bincount(which)
+    mse, relative = (
+        np.maximum(np.bincount(which, weights=np.mean(each, axis=1)) / counts, _TINY)
+        for each in (
+            (tonemap(predicted) - tonemap(true)) ** 2,
+            _relative_errors(predicted, true),
+        )
     )
+    psnr = float(np.mean(np.minimum(-10.0 * np.log10(mse), _SLICE_LIMIT_DB)))
+    return Scores(psnr, float(np.exp(np.mean(np.log(relative)))), peak, len(true))
+
+
+def _relative_errors(predicted: Colours, true: Colours) -> NDArray[np.float64]:
+    exact = np.asarray(true, dtype=np.float64)
+    difference = np.asarray(predicted, dtype=np.float64) - exact
+    return difference**2 / (exact**2 + RELMSE_EPS)
