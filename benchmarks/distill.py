@@ -21,7 +21,6 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,6 +30,7 @@ from _streams import FRAMES_PER_S, Array, Picture, frame, hardware, predict, sco
 from doublure_plugin.scenes import SCENES, Scene, choose_scenes
 from doublure_trainer.config import TrainConfig
 from doublure_trainer.loop import Candidate, LiveTrainer
+from doublure_trainer.models.presets import preset
 from doublure_trainer.slices import SlicePlan
 from yardsticks import YARDSTICKS, YardstickTrainer, yardstick
 
@@ -132,14 +132,8 @@ def open_learning(family: str, name: str, plan: SlicePlan, seed: int, threads: i
 
 
 def _sizes(name: str) -> dict[str, Any]:
-    """The models' sizes of a preset, as settings of `TrainConfig`, whose defaults are medium."""
-    try:
-        presets = import_module("doublure_trainer.models.presets")
-    except ModuleNotFoundError:
-        if name == "medium":
-            return {}
-        raise SystemExit(f"--preset {name}: this trainer has no presets; use medium") from None
-    return {family: presets.preset(family, name) for family in ("grid", "compact")}
+    """The models' sizes of a preset, as settings of `TrainConfig`."""
+    return {family: preset(family, name) for family in ("grid", "compact")}
 
 
 def learn(

@@ -130,9 +130,11 @@ def _settings(
     """Settings from --config, then the options that name one.
 
     Raises:
-        ConfigError: A setting or a combination that does not exist.
+        TrainerError: A setting or a combination that does not exist, or a budget nothing fits.
     """
     from .config import ConfigError, TrainConfig
+    from .models.presets import PRESETS, within_budget
+    from .models.presets import preset as find_preset
 
     data = _read_config(config) if config is not None else {}
     options = {"threads": threads, "family": family}
@@ -142,6 +144,20 @@ def _settings(
             "--preset with --budget-macs or --budget-bytes",
             expected="one way to choose the models' sizes",
         )
+    if preset is not None:
+        data |= {name: find_preset(name, preset) for name in PRESETS}
+    elif budget_macs is not None or budget_bytes is not None:
+        fitting = within_budget(budget_macs, budget_bytes)
+        data |= fitting
+        wanted = data.get("family", "race")
+        if wanted == "race" and len(fitting) == 1:
+            data["family"] = next(iter(fitting))
+        elif wanted != "race" and wanted not in fitting:
+            raise ConfigError(
+                f"--family {wanted}",
+                expected="a family that fits the budget",
+                got=f"only {', '.join(fitting)} does",
+            )
     return TrainConfig.from_dict(data)
 
 
