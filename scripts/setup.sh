@@ -57,6 +57,12 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
     say "installing doublure[$extras] and what it needs into $venv (minutes, the first time)"
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
         --constraint constraints.txt --editable ".[$extras]" >&2
+    case $extras in
+        *trainer* | *dev*)
+            say "compiling the training loops (once, about 15 s)"
+            "$venv/bin/python" -c "from doublure_trainer.fused import prepare; prepare()" >&2
+            ;;
+    esac
     printf '%s\n' "$wanted" >"$stamp"
 fi
 

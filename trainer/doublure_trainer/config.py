@@ -22,7 +22,7 @@ class ConfigError(TrainerError):
 
 def default_grid() -> GridSpec:
     """The grid model that suits 512 x 512 sources; sizes measured with benchmarks/train.py."""
-    return GridSpec(xy=(128, 128), xt=(48, 32), yt=(48, 32), volume=(48, 48, 48))
+    return GridSpec(xy=(256, 256), xt=(128, 256), yt=(128, 256), volume=(48, 48, 48))
 
 
 def default_compact() -> CompactSpec:
@@ -39,10 +39,11 @@ class TrainConfig:
     """Everything that training can be told. The defaults suit one CPU thread beside an engine.
 
     Attributes:
-        family: "race" trains every family and keeps the better; or one family by name.
+        family: "race" trains every family and keeps the best; or one family by name.
         grid: Sizes of the grid model.
         compact: Sizes of the compact model.
         batch: Rows a step.
+        device_batch: Rows a step where a grid is trained on a CUDA device.
         texel_rate: Adam's learning rate for planes and volume.
         network_rate: Adam's learning rate for the grid model's network.
         compact_rate: Adam's learning rate for the compact model.
@@ -55,6 +56,9 @@ class TrainConfig:
             the last tenth of all steps.
         smoothing: Pull of texels towards the straight line through their neighbours, per step.
         growth: Steps at which the grid's volume reaches its next resolution.
+        tries: Candidates a row when rows are drawn by their errors; 1 draws evenly.
+        error_share: How much of the drawing goes by error, 0..1.
+        error_power: How much of that the loss takes back: 1 leaves it what even drawing has.
         threads: CPU threads for torch.
         replay_rows: Capacity of the training replay, 24 bytes a row.
         held_out_rows: Capacity of the held-out and of the test replay, each.
@@ -68,8 +72,11 @@ class TrainConfig:
         min_gain_db: Least gain in tonemapped PSNR that is worth a reload.
         relmse_tolerance: Relative worsening of the relative MSE that is let through.
         peak_tolerance: Worsening of |log peak ratio| that is let through.
-        race_share: Steps of the challenger for each step of the default family, in the race.
-        race_rungs: The challenger's steps at which it is compared, and dropped if it is behind.
+        race_share: Steps of the compact model for each step of the winner so far, in the race.
+        race_rungs: Steps at which those still in the race are compared, and dropped if behind.
+        fine_below_db: Grids with all texels free enter the race where the winner so far has no
+            more merit than this.
+        fine_rungs: As `race_rungs`, for them.
         race_margin_db: How far behind it may be and still stay on, before the last rung.
     """
 
@@ -77,6 +84,7 @@ class TrainConfig:
     grid: GridSpec = field(default_factory=default_grid)
     compact: CompactSpec = field(default_factory=default_compact)
     batch: int = _setting(4096, 16, 1 << 17)
+    device_batch: int = _setting(1 << 15, 16, 1 << 22)
     texel_rate: float = _setting(0.02, 1e-6, 1.0)
     network_rate: float = _setting(0.01, 1e-6, 1.0)
     compact_rate: float = _setting(0.004, 1e-6, 1.0)
@@ -86,6 +94,9 @@ class TrainConfig:
     ema: float = _setting(0.999, 0.0, 0.99999)
     smoothing: float = _setting(0.004, 0.0, 0.06)
     growth: tuple[int, ...] = (100, 900)
+    tries: int = _setting(8, 1, 64)
+    error_share: float = _setting(0.8, 0.0, 1.0)
+    error_power: float = _setting(0.5, 0.0, 1.0)
     threads: int = _setting(1, 1, 256)
     replay_rows: int = _setting(1 << 21, 1 << 10, 1 << 28)
     held_out_rows: int = _setting(1 << 16, 1 << 8, 1 << 24)
@@ -99,8 +110,10 @@ class TrainConfig:
     relmse_tolerance: float = _setting(0.05, 0.0, 10.0)
     peak_tolerance: float = _setting(0.1, 0.0, 10.0)
     race_share: float = _setting(0.25, 0.01, 1.0)
-    race_rungs: tuple[int, ...] = (50, 100, 200)
-    race_margin_db: float = _setting(1.0, 0.0, 100.0)
+    race_rungs: tuple[int, ...] = (100, 200, 400, 600)
+    fine_below_db: float = _setting(30.0, -100.0, 100.0)
+    fine_rungs: tuple[int, ...] = (1000, 1500, 2000, 2500)
+    race_margin_db: float = _setting(1.5, 0.0, 100.0)
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -132,7 +145,7 @@ class TrainConfig:
         return plain | {"grid": spec_to_dict(self.grid), "compact": spec_to_dict(self.compact)}
 
 
-_TUPLES = ("growth", "race_rungs")
+_TUPLES = ("growth", "race_rungs", "fine_rungs")
 _SPECS: dict[str, type] = {"grid": GridSpec, "compact": CompactSpec}
 
 
@@ -170,7 +183,7 @@ def _check(name: str, value: Any, limits: tuple[float, float] | None) -> None:
             raise ConfigError(what, expected=f"sizes of the {name} model", got=repr(value))
     elif name in _TUPLES:
         rising = isinstance(value, tuple) and all(type(v) is int and v > 0 for v in value)
-        if not rising or list(value) != sorted(set(value)) or (name == "race_rungs" and not value):
+        if not rising or list(value) != sorted(set(value)) or (name != "growth" and not value):
             raise ConfigError(what, expected="rising step numbers, as a list", got=repr(value))
     elif limits is not None:
         low, high = limits

@@ -67,10 +67,14 @@ def judge(
     return Verdict(True)
 
 
-def constant_scores(true: NDArray[np.float32]) -> Scores:
-    """Scores of the mean colour of some rows, [n, 3], as the prediction for all of them."""
+def constant_scores(true: NDArray[np.float32], slices: NDArray[np.int64] | None = None) -> Scores:
+    """Scores of the mean colour of some rows, [n, 3], as the prediction for all of them.
+
+    Args:
+        slices: Number of each row's slice, [n]; see `doublure_bridge.scores.score`.
+    """
     flat = np.broadcast_to(true.mean(axis=0, dtype=np.float64), true.shape)
-    return score(flat, true)
+    return score(flat, true, slices=slices)
 
 
 def golden_probes(

@@ -14,9 +14,11 @@ from torch import Tensor
 from .adam import Adam
 from .config import TrainConfig
 from .errors import TrainerError
+from .fused import FusedGrid, ready
 from .models import build
-from .models.grid import Grid
+from .models.grid import Grid, Stage
 from .models.registry import round_tensors
+from .on_device import DeviceStep, Mirror
 
 __all__ = ["DivergedError", "Learner", "LearnerState"]
 
@@ -33,6 +35,8 @@ _TRIAL_GAIN_DB = 1.25
 # (three seeds of each) it gained 0 to 0.9 dB, and on hard moving edges then lost 2 to 3 dB in the
 # ten seconds after.
 _TRIAL_AGAIN = 3  # times the steps of the last trial
+_FINE_PULL = 0.25  # of the smoothing, where planes must hold the finest detail
+_BETAS = (0.9, 0.99)
 
 
 class DivergedError(TrainerError):
@@ -44,12 +48,14 @@ class LearnerState:
     """Everything that `Learner` needs to go on as if nothing had happened; copies.
 
     Attributes:
-        stage: Stage of the model's growth that the tensors are at.
+        stage: Stage of the volume's growth that the tensors are at.
+        fine: Whether the planes' texels are free: 1, or 0.
         adam_steps: Steps that the moments have seen.
         values, averages, first, second: One tensor a parameter, in the model's order.
     """
 
     stage: int
+    fine: int
     adam_steps: int
     values: list[Tensor]
     averages: list[Tensor]
@@ -59,7 +65,13 @@ class LearnerState:
 
 @dataclass(slots=True)
 class _Trial:
-    """The finest volume, on trial: first the coarser model goes on, then the finer one does."""
+    """The finest volume, on trial: first the coarser model goes on, then the finer one does.
+
+    Attributes:
+        start: Step at which it began.
+        base: The state there.
+        coarse, coarse_db: What the coarser model came to.
+    """
 
     start: int
     base: LearnerState
@@ -75,71 +87,128 @@ class Learner:
     Args:
         spec: What to learn.
         seed: For the initial weights.
+        name: Which entrant of the race it is; for a grid one of `grid`, `planes` and `fine`.
+            `planes` hardly uses its volume: where edges move, a volume is quick to learn them
+            blurred and slow to unlearn that. `fine` frees every texel of the planes from the
+            start: detail near the size of a pixel is not found again from a blurred image.
     """
 
     def __init__(
-        self, spec: ModelSpec, config: TrainConfig, *, device: torch.device, seed: int
+        self,
+        spec: ModelSpec,
+        config: TrainConfig,
+        *,
+        device: torch.device,
+        seed: int,
+        name: str | None = None,
     ) -> None:
         self.spec = spec
         self.family = spec.family
+        self.name = name or spec.family
         self.steps = 0
         self.rollbacks = 0
         self.rate = 1.0
         """Factor on every learning rate; halved by each rollback."""
+        self.errors: NDArray[np.float32] | None = None
+        """Loss of each row of the last step before its weight, [n]; for sampling by error."""
         self._config = config
         self._device = device
         self.module = build(spec, generator=torch.Generator().manual_seed(seed)).to(device)
-        self._stages = len(self.module.stages()) if isinstance(self.module, Grid) else 1
-        self._growth = config.growth[: self._stages - 1]
-        self._stage = 0
+        self._engine: FusedGrid | None = None
+        self._device_step: DeviceStep | None = None
+        self._loss = float("nan")
+        self._seed = seed
+        self._last = self._first = self._stage = self._fine = 0
+        self._growth: tuple[int, ...] = ()
         if isinstance(self.module, Grid):
+            self._last = 0 if self.name == "planes" else len(self.module.volumes()) - 1
             # Fewer growth steps than stages: start at a finer one, and end at the finest.
-            self._stage = self._stages - 1 - len(self._growth)
-            self.module.set_stage(self._stage)
-        self._first_stage = self._stage
+            self._growth = config.growth[: max(0, self._last - 1)]
+            self._first = self._stage = self._last - len(self._growth)
+            self._fine = int(self.name == "fine")
+            self.module.set_stage(Stage(self._stage, bool(self._fine)))
         self._parameters: list[Tensor] = list(self.module.parameters())
         self._average = [p.detach().clone() for p in self._parameters]
-        self._optimizer = Adam(self._parameters, self._rates())
+        self._base_rates = self._rates()
+        self._optimizer = Adam(self._parameters, self._base_rates)
         self._good = self.state()
         self._trial: _Trial | None = None
         self._trial_at = self._growth[-1] if self._growth else 0
 
-    def step(self, rows: NDArray[np.float32]) -> float:
+    def step(self, rows: NDArray[np.float32], weights: NDArray[np.float32] | None = None) -> float:
         """One step on rows x, y, t and log-space RGB, [n, 6]. Returns the loss.
 
         A non-finite loss or parameter rolls back to the last state marked good and returns NaN.
 
+        Args:
+            weights: Of each row in the loss, [n], of mean 1; 1 unless told.
         Raises:
             DivergedError: It keeps happening.
         """
         self._grow()
-        data = torch.from_numpy(rows).to(self._device)
-        target = data[:, 3:]
-        soft = target.abs().clamp_(max=1.0).add_(self._config.relative)
-        error = (self.module(data[:, :3]) - target) / soft
-        loss = error.square().mean()
-        value = float(loss.detach())
-        self._optimizer.forget_gradients()
-        if not np.isfinite(value):
-            self._roll_back()
-            return float("nan")
-        loss.backward()
         decay = self._config.floor + (1.0 - self._config.floor) / (
             1.0 + self.steps / self._config.half_life
         )
-        self._optimizer.step(decay * self.rate)
-        if self._config.smoothing and isinstance(self.module, Grid):
-            self._smooth(self.module, self._config.smoothing * decay * self.rate)
-        self.steps += 1
         # Early weights move fast, so the average forgets them fast: warm-up as in TensorFlow's
         # ExponentialMovingAverage, min(decay, (1 + n) / (10 + n)).
-        keep = min(self._config.ema, (1 + self.steps) / (10 + self.steps))
-        with torch.no_grad():
-            torch._foreach_lerp_(self._average, self._parameters, 1.0 - keep)
+        keep = min(self._config.ema, (2 + self.steps) / (11 + self.steps))
+        if self._engine is None and self._can_fuse and ready():
+            self.restore(self.state())  # from here on in the memory layout that the loops want
+        move = self._fused_step if self._engine is not None else self._torch_step
+        value = move(rows, weights, decay * self.rate, keep)
+        if not np.isfinite(value):
+            self._roll_back()
+            return float("nan")
+        self.steps += 1
         if self.steps % _CHECK_EVERY == 0 and not self.finite():
             self._roll_back()
             return float("nan")
         return value
+
+    def step_on_device(self, mirror: Mirror) -> float:
+        """One step of `config.device_batch` rows that the device draws by itself.
+
+        Returns:
+            The loss of about the last step, or NaN after a roll-back: it is looked at every
+            few dozen steps only, since looking waits for the device.
+        Raises:
+            DivergedError: As `step` does.
+        """
+        self._grow()
+        if self._device_step is None:
+            assert isinstance(self.module, Grid)
+            self._device_step = DeviceStep(
+                self.module,
+                mirror,
+                self._config,
+                self._average,
+                self._optimizer.first,
+                self._optimizer.second,
+                self._base_rates,
+                batch=self._config.device_batch,
+                step=self.steps,
+                count=self._optimizer.steps,
+                rate=self.rate,
+                fine_pull=_FINE_PULL if self._fine else 1.0,
+                seed=self._seed,
+            )
+            self._loss = float("nan")
+        self._device_step.run()
+        self._optimizer.steps += 1
+        self.steps += 1
+        if self.steps % _CHECK_EVERY == 0 or not np.isfinite(self._loss):
+            self._loss = float(self._device_step.loss)
+            if not np.isfinite(self._loss) or not self.finite():
+                self._roll_back()
+                return float("nan")
+        return self._loss
+
+    def close(self) -> None:
+        """End what helps it; idempotent."""
+        self._device_step = None
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
 
     @property
     def wants_score(self) -> bool:
@@ -161,7 +230,7 @@ class Learner:
             trial.coarse, trial.coarse_db = self.state(), merit
             self.restore(trial.base)
             self.steps = trial.start
-            self._resize_to(self.module, self._stages - 1)
+            self._resize_to(self.module, self._last)
             return
         coarse_db = trial.coarse_db
         self._trial = None
@@ -190,6 +259,7 @@ class Learner:
         """A copy of everything that changes with a step, counters aside."""
         return LearnerState(
             self._stage,
+            self._fine,
             self._optimizer.steps,
             [p.detach().clone() for p in self._parameters],
             [a.clone() for a in self._average],
@@ -199,21 +269,31 @@ class Learner:
 
     def restore(self, state: LearnerState) -> None:
         """Go back to a state. Takes copies."""
-        if isinstance(self.module, Grid) and state.stage != self._stage:
-            self.module.set_stage(state.stage)
-        self._stage = state.stage
+        if isinstance(self.module, Grid) and (state.stage, state.fine) != (self._stage, self._fine):
+            self.module.set_stage(Stage(state.stage, bool(state.fine)))
+        self._stage, self._fine = state.stage, state.fine
         self._parameters = list(self.module.parameters())
-        with torch.no_grad():
-            for p, value in zip(self._parameters, state.values, strict=True):
-                p.copy_(value)
-        self._average = [a.detach().clone().to(self._device) for a in state.averages]
+        self._base_rates = self._rates()
+        for p, value in zip(self.module.parameters(), state.values, strict=True):
+            p.data = self._held(value)
+        self._average = [self._held(a) for a in state.averages]
         self._optimizer = Adam(
             self._parameters,
-            self._rates(),
+            self._base_rates,
             steps=state.adam_steps,
-            first=state.first,
-            second=state.second,
+            first=[self._held(m) for m in state.first],
+            second=[self._held(m) for m in state.second],
         )
+        self.close()
+        if self._can_fuse and ready() and isinstance(self.module, Grid):
+            self._engine = FusedGrid(
+                self.module,
+                self._parameters,
+                self._average,
+                self._optimizer.first,
+                self._optimizer.second,
+                threads=self._config.threads,
+            )
 
     def dump(
         self, state: LearnerState | None = None
@@ -242,7 +322,7 @@ class Learner:
                     sizes[prefix][item.name] = value
                     continue
                 for i, tensor in enumerate(value):
-                    arrays[f"{self.family}.{prefix}{item.name}.{i}"] = tensor.cpu().numpy()
+                    arrays[f"{self.name}.{prefix}{item.name}.{i}"] = tensor.cpu().numpy()
         meta: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN}
         meta |= {"states": sizes, "trial": None}
         if trial is not None and state is None:
@@ -260,7 +340,7 @@ class Learner:
         for prefix, sizes in meta["states"].items():
             lists: dict[str, Any] = {
                 item.name: [
-                    torch.from_numpy(np.array(arrays[f"{self.family}.{prefix}{item.name}.{i}"]))
+                    torch.from_numpy(np.array(arrays[f"{self.name}.{prefix}{item.name}.{i}"]))
                     for i in range(len(self._parameters))
                 ]
                 for item in fields(LearnerState)
@@ -277,34 +357,85 @@ class Learner:
             known = None if coarse_db == "None" else float(coarse_db)
             self._trial = _Trial(start, states["base."], states.get("coarse."), known)
 
-    def _smooth(self, grid: Grid, strength: float) -> None:
-        """Pull texels along t, and planes along x and y, towards their neighbours' straight line.
+    @property
+    def _can_fuse(self) -> bool:
+        return isinstance(self.module, Grid) and self._device.type == "cpu"
 
-        A gradient step on the squared second difference, apart from Adam (as AdamW decays
-        weights apart), so that it acts at full strength where data says little: in the gaps of
-        t, and between the pixels of a hard edge, which otherwise comes out ragged.
+    def _held(self, value: Tensor) -> Tensor:
+        """A copy on our device, in memory as the compiled loops want it where they are used."""
+        copy = value.detach().clone().to(self._device)
+        if not (self._can_fuse and ready()):
+            return copy.contiguous()
+        if copy.dim() == 4:
+            return copy.contiguous(memory_format=torch.channels_last)
+        return copy.contiguous(memory_format=torch.channels_last_3d) if copy.dim() == 5 else copy
+
+    def _fused_step(
+        self,
+        rows: NDArray[np.float32],
+        weights: NDArray[np.float32] | None,
+        rate: float,
+        keep: float,
+    ) -> float:
+        engine = self._engine
+        assert engine is not None
+        if weights is None:
+            weights = np.ones(len(rows), dtype=np.float32)
+        self.errors = np.empty(len(rows), dtype=np.float32)
+        value = engine.gradients(
+            np.ascontiguousarray(rows), weights, self.errors, self._config.relative
+        )
+        if not np.isfinite(value):
+            engine.forget()
+            return value
+        self._optimizer.steps += 1
+        rates = [r * rate for r in self._base_rates]
+        engine.update(rates, _BETAS, self._optimizer.steps, keep)
+        for texture, axis, pull in self._pulls(rate):
+            engine.smooth(texture, axis, pull)
+        return value
+
+    def _torch_step(
+        self,
+        rows: NDArray[np.float32],
+        weights: NDArray[np.float32] | None,
+        rate: float,
+        keep: float,
+    ) -> float:
+        data = torch.from_numpy(rows).to(self._device)
+        target = data[:, 3:]
+        soft = target.abs().clamp_(max=1.0).add_(self._config.relative)
+        error = ((self.module(data[:, :3]) - target) / soft).square().sum(1)
+        weighted = error if weights is None else error * torch.from_numpy(weights).to(self._device)
+        loss = weighted.mean() / 3.0
+        value = float(loss.detach())
+        self.errors = error.detach().cpu().numpy()
+        self._optimizer.forget_gradients()
+        if not np.isfinite(value):
+            return value
+        loss.backward()
+        self._optimizer.step(rate)
+        for texture, axis, pull in self._pulls(rate):
+            _bend(self._parameters[texture].detach(), axis + 2, pull)
+        with torch.no_grad():
+            torch._foreach_lerp_(self._average, self._parameters, 1.0 - keep)
+        return value
+
+    def _pulls(self, rate: float) -> list[tuple[int, int, float]]:
+        """Which textures are now smoothed along which of their axes, and how strongly.
+
+        Texels are pulled along t, and planes along x and y too, towards their neighbours' straight
+        line: a gradient step on the squared second difference, apart from Adam (as AdamW decays
+        weights apart), so that it acts at full strength where data says little: in the gaps of t,
+        and between the pixels of a hard edge, which otherwise comes out ragged.
         """
-        along_all, along_t = (2, 3), (2,)
-        for texels, axes in (
-            (grid.xy, along_all),
-            (grid.xt, along_all),
-            (grid.yt, along_all),
-            (grid.volume, along_t),
-        ):
-            every = _SMOOTH_EVERY if texels.dim() == 5 else 1  # the volume is the dear one
-            if self.steps % every:
-                continue
-            share = _VOLUME_SHARE if texels.dim() == 5 else 1.0
-            pull = min(strength * every * share, _LARGEST_PULL)
-            for axis in axes:
-                inner = texels.shape[axis] - 2
-                if inner < 1:
-                    continue
-                before, at, after = (texels.detach().narrow(axis, i, inner) for i in range(3))
-                bend = (before + after).sub_(at, alpha=2.0).mul_(pull)
-                before.sub_(bend)
-                after.sub_(bend)
-                at.add_(bend, alpha=2.0)
+        strength = self._config.smoothing * rate * _SMOOTH_EVERY
+        if self._fine:
+            strength *= _FINE_PULL
+        if not isinstance(self.module, Grid) or not strength or (self.steps + 1) % _SMOOTH_EVERY:
+            return []
+        plane, volume = (min(s, _LARGEST_PULL) for s in (strength, strength * _VOLUME_SHARE))
+        return [*((i, axis, plane) for i in range(3) for axis in (0, 1)), (3, 0, volume)]
 
     def _rates(self) -> list[float]:
         """Learning rate of each parameter, in their order."""
@@ -319,33 +450,34 @@ class Learner:
     def _grow(self) -> None:
         """Move to the next resolution when its step has come.
 
-        The last growth is on trial: a fine volume is what soft, busy images need, but on hard
-        edges that move it learns single pixels by heart (2 to 3 dB less, held out). So both ways
-        are tried for as many steps, and the held-out score decides (`trial_score`). The trial
+        The volume's last growth is on trial: a fine volume is what soft, busy images need, but on
+        hard edges that move it learns single pixels by heart (2 to 3 dB less, held out). So both
+        ways are tried for as many steps, and the held-out score decides (`trial_score`). The trial
         comes again, ever more rarely: what is right may show late, and either way it is undone.
         """
         if not isinstance(self.module, Grid) or self._trial is not None:
             return
-        last = self._stages - 1
-        due = self._first_stage + sum(self.steps >= at for at in self._growth)
-        if self._stage < min(due, last - 1):
-            self._resize_to(self.module, min(due, last - 1))
-        if due == last and self.steps >= self._trial_at:
+        due = self._first + sum(self.steps >= at for at in self._growth)
+        if self._stage < min(due, self._last - 1):
+            self._resize_to(self.module, min(due, self._last - 1))
+        if due == self._last and self._growth and self.steps >= self._trial_at:
             self._trial = _Trial(self.steps, self.state())
-            self._resize_to(self.module, last - 1)
+            self._resize_to(self.module, self._last - 1)
 
     def _resize_to(self, grid: Grid, stage: int) -> None:
-        """Resample the volume to a stage; its moments and average go along."""
+        """Resample the textures to a stage; their moments and average go along."""
         if stage == self._stage:
             return
         now = self.state()
 
         def at_stage(values: list[Tensor]) -> list[Tensor]:
-            return [grid.resized(i, stage, v) for i, v in enumerate(values)]
+            target = Stage(stage, bool(self._fine))
+            return [grid.resized(i, target, v) for i, v in enumerate(values)]
 
         self.restore(
             LearnerState(
                 stage,
+                self._fine,
                 now.adam_steps,
                 at_stage(now.values),
                 at_stage(now.averages),
@@ -366,6 +498,18 @@ class Learner:
         self.rate *= 0.5
         self._trial = None
         self.restore(self._good)
+
+
+def _bend(texels: Tensor, axis: int, pull: float) -> None:
+    """Pull texels towards the straight line through their neighbours along an axis, in place."""
+    inner = texels.shape[axis] - 2
+    if inner < 1:
+        return
+    before, at, after = (texels.narrow(axis, i, inner) for i in range(3))
+    bend = (before + after).sub_(at, alpha=2.0).mul_(pull)
+    before.sub_(bend)
+    after.sub_(bend)
+    at.add_(bend, alpha=2.0)
 
 
 _PLAIN = ("steps", "rollbacks", "rate", "_trial_at")

@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 
 from .checkpoint import CheckpointError, Checkpoints, State
 from .config import TrainConfig
+from .fused import prepare
 from .gate import GateLimits, constant_scores, golden_probes, judge
 from .learner import DivergedError, Learner, LearnerState
 from .models import build, load_tensors
-from .race import Race
+from .models.grid import LEAST_VOLUME, Grid, has_coarse_planes
+from .on_device import Mirror
+from .race import Entrant, Race
 from .replay import Replay
 from .slices import HELD_OUT, TEST, TRAIN, Plan, SlicePlan
 
@@ -31,8 +34,11 @@ Tensors = dict[str, NDArray[np.generic]]
 _LEAST_SCORE_ROWS = 256
 _LEAST_HELD_OUT = 3  # slices; fewer say nothing about the range between them
 _STALLED_S = 2.0  # training without a new held-out slice: the host's range is what it is
+_HURRY_S, _HURRY_SHARE = 3.0, 0.25
+# At first every quarter of a second shows: what is drawn gains 5 dB a second then.
 _RATE_MEMORY = 0.9  # of the running samples/s, per train_slice
 _PUBLISHED = "published."
+_ERRORS = "replay.errors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,8 @@ class LiveTrainer:
         device: A torch device.
         directory: Where checkpoints go; None for none. Created if missing.
         seed: For weights, replay, batches and scoring.
+        same_rows: Whether the same rows are added in the same order before each `resume`. Then
+            what is known of each row's error is in the checkpoints too.
     Raises:
         OSError: The directory cannot be used.
     """
@@ -146,7 +154,10 @@ class LiveTrainer:
         device: str | torch.device = "cpu",
         directory: Path | str | None = None,
         seed: int = 0,
+        same_rows: bool = False,
     ) -> None:
+        if torch.device(device).type == "cpu":
+            prepare(background=True)
         self.config = config
         self.plan: Plan = plan or SlicePlan()
         self._device = torch.device(device)
@@ -160,22 +171,41 @@ class LiveTrainer:
             seed=seed,
         )
         self._seed = seed
+        self._same_rows = same_rows
         self._draw = np.random.default_rng([seed, 0x44524157])
         self._pick = np.random.default_rng([seed, 0x5049434B])
         specs: dict[str, ModelSpec] = {"grid": config.grid, "compact": config.compact}
         families = list(specs) if config.family == "race" else [config.family]
         self.models: list[ModelSpec] = [specs[name] for name in families]
         """Specifications that may be published, the most likely first."""
+        favourites: dict[str, Entrant] = {}
+        challengers: dict[str, Entrant] = {}
+        if "grid" in families:
+            favourites["grid"] = Entrant(1.0, config.race_rungs)
+            if min(config.grid.volume) > LEAST_VOLUME:
+                favourites["planes"] = Entrant(1.0, config.race_rungs)
+            if has_coarse_planes(config.grid):
+                challengers["fine"] = Entrant(1.0, config.fine_rungs, config.fine_below_db)
+        if "compact" in families:
+            place = challengers if favourites else favourites
+            place["compact"] = Entrant(config.race_share, config.race_rungs)
         self._learners = {
-            name: Learner(specs[name], config, device=self._device, seed=seed) for name in families
+            name: Learner(
+                specs["compact" if name == "compact" else "grid"],
+                config,
+                device=self._device,
+                seed=seed,
+                name=name,
+            )
+            for name in [*favourites, *challengers]
         }
-        self._scorers = {name: _Scorer(specs[name], self._device) for name in families}
-        self._race = Race(
-            families,
-            share=config.race_share,
-            rungs=config.race_rungs,
-            margin_db=config.race_margin_db,
-        )
+        self._scorers = {
+            name: _Scorer(learner.spec, self._device) for name, learner in self._learners.items()
+        }
+        self._race = Race(favourites, challengers, margin_db=config.race_margin_db)
+        self._mirror: Mirror | None = None
+        if self._device.type == "cuda":
+            self._mirror = Mirror(self._replay, self._device)
         self._limits = GateLimits(
             min_gain_db=config.min_gain_db,
             relmse_tolerance=config.relmse_tolerance,
@@ -255,6 +285,8 @@ class LiveTrainer:
             cost = time.perf_counter() - start
             self._score_cost_s = cost
             share = self.config.score_share
+            if self._train_s < _HURRY_S:
+                share = max(share, _HURRY_SHARE)
             wait = max(self.config.candidate_interval_s, cost * (1.0 - share) / share)
             self._score_at = self._train_s + wait
 
@@ -291,7 +323,7 @@ class LiveTrainer:
             steps_per_s=self._steps_per_s,
             loss=self._loss,
             train_seconds=self._train_s,
-            family=self._leader,
+            family=self._learners[self._leader].family if self._learners else self._leader,
             race=self._race.state,
             candidate_scores=self._candidate_scores,
             published_scores=self._published_scores,
@@ -359,6 +391,8 @@ class LiveTrainer:
 
     def close(self) -> None:
         """Drop models and scorers; idempotent. Saves nothing."""
+        for learner in self._learners.values():
+            learner.close()
         self._learners.clear()
         self._scorers.clear()
         self._published_scorer = None
@@ -373,26 +407,24 @@ class LiveTrainer:
         while True:
             family = self._race.next({n: learner.steps for n, learner in self._learners.items()})
             learner = self._learners[family]
-            rows = self._replay.sample(self.config.batch, self._draw)
-            if not len(rows):
-                break
             before = learner.rollbacks
             try:
-                loss = learner.step(rows)
+                loss, drawn = self._one_step(learner)
             except DivergedError:
                 if not self._race.running:
                     raise
                 self._drop(family)
                 continue
+            if not drawn:
+                break
             rolled_back |= learner.rollbacks > before
             if math.isfinite(loss):
                 losses.append(loss)
             steps += 1
-            samples += len(rows)
+            samples += drawn
             self._step += 1
-            rung = self._race.rung_due(family, learner.steps)
-            if rung is not None:
-                self._run_rung(family, rung)
+            if due := self._race.due({n: learner.steps for n, learner in self._learners.items()}):
+                self._compare(due)
             if learner.wants_score:
                 found = self._step_score(family, learner.steps)
                 learner.trial_score(None if found is None else found.merit)
@@ -410,11 +442,33 @@ class LiveTrainer:
             self._steps_per_s += (1 - keep) * (steps / seconds - self._steps_per_s)
         return StepReport(steps, samples, seconds, self._loss if losses else math.nan, rolled_back)
 
-    def _run_rung(self, family: str, rung: int) -> None:
-        found = self._step_score(family, rung)
-        worst = self._race.record(family, rung, None if found is None else found.merit)
-        if worst is not None:
-            self._drop(worst)
+    def _one_step(self, learner: Learner) -> tuple[float, int]:
+        """Loss and rows of one step; no rows where there are none."""
+        if self._mirror is not None and isinstance(learner.module, Grid):
+            self._mirror.refresh()
+            if self._mirror.empty:
+                return math.nan, 0
+            return learner.step_on_device(self._mirror), self.config.device_batch
+        config = self.config
+        drawn = self._replay.draw(
+            config.batch,
+            self._draw,
+            tries=config.tries,
+            share=config.error_share,
+            power=config.error_power,
+        )
+        if not len(drawn.rows):
+            return math.nan, 0
+        loss = learner.step(drawn.rows, drawn.weights)
+        if config.tries > 1 and learner.errors is not None:
+            self._replay.learned(drawn, learner.errors)
+        return loss, len(drawn.rows)
+
+    def _compare(self, names: list[str]) -> None:
+        found = {name: self._step_score(name, self._step) for name in names}
+        merits = {name: None if one is None else one.merit for name, one in found.items()}
+        for name in self._race.judge(merits):
+            self._drop(name)
 
     def _step_score(self, family: str, steps: int) -> Scores | None:
         """A held-out score that belongs to a step and not to the clock; None without data.
@@ -427,7 +481,8 @@ class LiveTrainer:
 
     def _drop(self, family: str) -> None:
         self._race.drop(family)
-        self._learners.pop(family, None)
+        if (learner := self._learners.pop(family, None)) is not None:
+            learner.close()
         self._scorers.pop(family, None)
         self._leader = self._race.active[0]
         if self._best is not None and self._best[1] == family:
@@ -448,12 +503,16 @@ class LiveTrainer:
         tensors = self._learners[family].tensors()
         scorer = self._scorers[family]
         load_tensors(scorer.module, tensors)
-        return score(scorer.colours(rows[:, :3]), rows[:, 3:]), tensors
+        return self._score(scorer, rows), tensors
+
+    def _score(self, scorer: _Scorer, rows: NDArray[np.float32]) -> Scores:
+        colours = scorer.colours(rows[:, :3])
+        return score(colours, rows[:, 3:], slices=self.plan.index_of(rows[:, 2]))
 
     def _score_published(self, rows: NDArray[np.float32]) -> Scores | None:
         if self._published_scorer is None or not len(rows):
             return None
-        return score(self._published_scorer.colours(rows[:, :3]), rows[:, 3:])
+        return self._score(self._published_scorer, rows)
 
     def _may_publish(self) -> bool:
         """Whether held-out data says enough about the range; always once something is out."""
@@ -475,7 +534,8 @@ class LiveTrainer:
 
     def _judged(self, rows: NDArray[np.float32], published: Scores | None) -> Candidate | None:
         """The best family's weights, if they pass the gate against what is published."""
-        found = {name: self._scored(name, rows) for name in self._race.active}
+        started = [n for n in self._race.active if self._learners[n].steps]
+        found = {name: self._scored(name, rows) for name in started or self._race.active[:1]}
         family = max(found, key=lambda name: _rank(found[name][0]))
         scores, tensors = found[family]
         learner = self._learners[family]
@@ -486,7 +546,12 @@ class LiveTrainer:
             self._best = (scores.psnr_db, family, learner.good)
             self._best_dirty = True
         self._published_scores = published
-        verdict = judge(scores, published, constant_scores(rows[:, 3:]), limits=self._limits)
+        verdict = judge(
+            scores,
+            published,
+            constant_scores(rows[:, 3:], self.plan.index_of(rows[:, 2])),
+            limits=self._limits,
+        )
         self._verdict = "passed" if verdict.passed else verdict.reason
         if not verdict.passed:
             return None
@@ -495,7 +560,14 @@ class LiveTrainer:
             self._verdict = "not finite"
             return None
         return Candidate(
-            family, learner.spec, tensors, scores, points, colours, self._step, self._train_s
+            learner.family,
+            learner.spec,
+            tensors,
+            scores,
+            points,
+            colours,
+            self._step,
+            self._train_s,
         )
 
     # --- checkpoints -----------------------------------------------------------------------------
@@ -520,6 +592,8 @@ class LiveTrainer:
             "best": None if self._best is None else list(self._best[:2]),
             "published": None,
         }
+        if self._same_rows:
+            tensors[_ERRORS], meta["unknown_error"] = self._replay.errors()
         if (out := self._published) is not None:
             tensors |= {_PUBLISHED + name: value for name, value in out.tensors.items()}
             meta["published"] = {
@@ -547,8 +621,7 @@ class LiveTrainer:
             self._learners[name].take(state.tensors, meta["learners"][name])
         for name in [n for n in self._learners if n not in active]:
             self._drop(name)
-        if self.config.family == "race":
-            self._race.restore(meta["race"])
+        self._race.restore(meta["race"])
         self._leader = active[0]
         if meta["best"] is not None:
             merit, family = meta["best"]
@@ -558,6 +631,8 @@ class LiveTrainer:
         self._score_at = self._train_s
         self._draw.bit_generator.state = meta["draw"]
         self._pick.bit_generator.state = meta["pick"]
+        if self._same_rows:
+            self._replay.restore_errors(state.tensors[_ERRORS], float(meta["unknown_error"]))
         if (out := meta["published"]) is not None:
             self._restore_published(out, state)
 

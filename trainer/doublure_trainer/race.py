@@ -1,48 +1,65 @@
-"""The race between families: who gets the next step, and who is dropped."""
+"""The race between learners: who gets the next step, and who is dropped."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Race"]
+__all__ = ["Entrant", "Race"]
 
-HEAD_START = 100
-# Steps of the default family before the challenger's first, so that the first useful candidate,
-# which comes from the default, is not delayed.
+_WORST_DB = -1e9  # of weights that are not finite
 
-_WORST_DB = -1e9  # of weights that are not finite; a number, so that a checkpoint can hold it
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One learner's terms in the race.
+
+    Attributes:
+        share: Steps for each step of the others.
+        rungs: Steps at which it is compared, rising.
+        below_db: It starts only where the winner so far has no more merit than this.
+    """
+
+    share: float
+    rungs: tuple[int, ...]
+    below_db: float = math.inf
 
 
 class Race:
     """Successive elimination (Jamieson and Talwalkar 2016, "Non-stochastic Best Arm
-    Identification") between a default family and one challenger, on the same stream.
+    Identification") between learners on the same stream.
 
-    Both are compared after the same number of their own steps, at a few rungs. At each the one
-    that is behind by more than the margin is dropped, at the last rung whoever is behind. The
-    challenger is given a share of the steps only, so that the likely winner loses little.
+    First the favourites run side by side; at a few rungs, numbers of steps, they are compared, and
+    whoever is behind the best by more than the margin is dropped. After the last rung one is
+    left. Then the challengers come, one after the other, each against what the winner has become
+    by then; an unlikely one is given few steps, so that the winner loses little.
 
     Args:
-        families: The default first; one family alone has won already.
-        share: Steps of the challenger for each step of the default.
-        rungs: Steps at which they are compared, rising.
-        margin_db: How far behind one may be and stay, before the last rung.
+        favourites: The likeliest first; they have the same rungs. One entrant alone has won.
+        challengers: In the order of their turns.
+        margin_db: How far behind one may be and stay, at a rung almost as high as the last one;
+            more at lower ones.
     """
 
     def __init__(
-        self, families: Sequence[str], *, share: float, rungs: Sequence[int], margin_db: float
+        self,
+        favourites: Mapping[str, Entrant],
+        challengers: Mapping[str, Entrant],
+        *,
+        margin_db: float,
     ) -> None:
-        self.active = list(families)
-        self._share = share
-        self._rungs = list(rungs)
+        self._favourites = list(favourites)
+        self._terms = {**favourites, **challengers}
         self._margin_db = margin_db
-        self._credit = 0.0
-        self._records: dict[str, dict[int, float | None]] = {name: {} for name in families}
+        self.active = list(self._terms)
+        self._passed = dict.fromkeys(self._terms, 0)  # rungs that each was compared at
+        self._started: dict[str, int] = {}  # the winner's steps when a challenger started
 
     @property
     def running(self) -> bool:
-        """Whether more than one family is left."""
+        """Whether more than one is left."""
         return len(self.active) > 1
 
     @property
@@ -50,67 +67,86 @@ class Race:
         """`racing`, or the winner's name."""
         return "racing" if self.running else self.active[0]
 
+    def runners(self) -> list[str]:
+        """Who takes turns now, the likeliest first."""
+        favourites = [name for name in self.active if name in self._favourites]
+        return favourites if len(favourites) > 1 else self.active[:2]
+
     def next(self, steps: Mapping[str, int]) -> str:
-        """The family whose turn it is, from the steps that each has done."""
-        default = self.active[0]
-        if not self.running or steps[default] < HEAD_START:
-            return default
-        self._credit += self._share
-        if self._credit >= 1.0:
-            self._credit -= 1.0 + self._share  # the challenger's own turn earns nothing
-            return self.active[1]
-        return default
+        """Whose turn it is, from the steps that each has done: who is furthest behind its share."""
+        now = self.runners()
+        challenger = now[-1]
+        start = self._started.setdefault(challenger, steps[now[0]]) if len(now) > 1 else 0
+        if challenger in self._favourites:
+            start = 0
 
-    def rung_due(self, family: str, steps: int) -> int | None:
-        """The rung at which this family is now to be scored, if it has not been yet."""
-        if not self.running or steps not in self._rungs or steps in self._records[family]:
-            return None
-        return steps
+        def turns(name: str) -> float:
+            if name == challenger:
+                return (steps[name] + 1) / self._terms[name].share
+            return steps[name] - start + 1
 
-    def record(self, family: str, rung: int, merit: float | None) -> str | None:
-        """Note a held-out score at a rung. Returns the family that is dropped, if one is.
+        return min(now, key=turns)
+
+    def due(self, steps: Mapping[str, int]) -> list[str]:
+        """Who is to be scored now, to be compared; nobody, most of the time."""
+        if not self.running:
+            return []
+        now = self.runners()
+        challenger = now[-1]
+        rungs, at = self._terms[challenger].rungs, self._passed[challenger]
+        if steps[challenger] == 0 and challenger not in self._favourites:
+            return now[:1] if self._terms[challenger].below_db < math.inf else []
+        slowest = min(steps[n] for n in now if n == challenger or n in self._favourites)
+        return now if at < len(rungs) and slowest >= rungs[at] else []
+
+    def judge(self, merits: Mapping[str, float | None]) -> list[str]:
+        """Compare those that were due. Returns who is dropped.
 
         Args:
-            merit: `Scores.merit` in dB; None where there was nothing to score on: then the rung
-                decides nothing, and the last one decides for the default. Not finite is the worst
-                there is.
+            merits: `Scores.merit` of each in dB; None where there was nothing to score on: then
+                the rung decides nothing, and the last one decides for the first. Not finite is
+                the worst there is.
         """
-        if merit is not None and not math.isfinite(merit):
-            merit = _WORST_DB
-        self._records[family][rung] = merit
-        if not self.running or any(rung not in self._records[name] for name in self.active):
-            return None
-        first, second = (self._records[name][rung] for name in self.active)
-        last = rung == self._rungs[-1]
-        if first is None or second is None:
-            return self._drop(1) if last else None
-        margin = 0.0 if last else self._margin_db
-        if first + margin < second:
-            return self._drop(0)
-        if second + margin < first or last:
-            return self._drop(1)
-        return None
+        now = self.runners()
+        challenger = now[-1]
+        terms = self._terms[challenger]
+        known = {
+            n: m if math.isfinite(m) else _WORST_DB for n, m in merits.items() if m is not None
+        }
+        if challenger not in merits:  # is it worth starting?
+            good_enough = known.get(now[0], math.inf) > terms.below_db
+            return [self._drop(challenger)] if good_enough else []
+        rung = terms.rungs[self._passed[challenger]]
+        for name in now:
+            self._passed[name] += 1
+        last = rung == terms.rungs[-1]
+        if len(known) < len(merits):
+            return [self._drop(n) for n in list(merits)[1:]] if last else []
+        # Early scores say little: who is behind by 4 dB after 100 steps has won after 500.
+        margin = self._margin_db * math.sqrt(terms.rungs[-1] / rung)
+        best = max(known, key=lambda n: known[n])  # the first of equals: the likelier one
+        behind = [n for n in known if n != best and (last or known[n] + margin < known[best])]
+        return [self._drop(n) for n in behind]
 
-    def drop(self, family: str) -> None:
-        """Take a family out, for example one that has diverged."""
-        if family in self.active and self.running:
-            self._drop(self.active.index(family))
+    def drop(self, name: str) -> None:
+        """Take one out, for example one that has diverged."""
+        if name in self.active and self.running:
+            self._drop(name)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
-        records = {
-            name: {str(r): v for r, v in record.items()} for name, record in self._records.items()
+        return {
+            "active": list(self.active),
+            "passed": dict(self._passed),
+            "started": dict(self._started),
         }
-        return {"active": list(self.active), "credit": self._credit, "records": records}
 
     def restore(self, data: Mapping[str, Any]) -> None:
         """The inverse of `to_dict`."""
         self.active = list(data["active"])
-        self._credit = float(data["credit"])
-        self._records = {
-            name: {int(rung): value for rung, value in record.items()}
-            for name, record in data["records"].items()
-        }
+        self._passed = {name: int(count) for name, count in data["passed"].items()}
+        self._started = {name: int(count) for name, count in data["started"].items()}
 
-    def _drop(self, index: int) -> str:
-        return self.active.pop(index)
+    def _drop(self, name: str) -> str:
+        self.active.remove(name)
+        return name

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .fused import compiled_draw
 from .slices import HELD_OUT, TEST, TRAIN, Plan
 
-__all__ = ["Replay", "ReplayCounters", "Reservoir"]
+__all__ = ["Changes", "Drawn", "Replay", "ReplayCounters", "Reservoir"]
 
 Rows = NDArray[np.float32]
 
@@ -43,6 +45,38 @@ class ReplayCounters:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Rows to learn from.
+
+    Attributes:
+        rows: x, y, t and log-space RGB, float32 [n, 6], roughly ascending in t.
+        weights: Of each in the loss, float32 [n], of mean 1.
+        slots: Where they lie in their reservoir, int64 [n].
+    """
+
+    rows: Rows
+    weights: NDArray[np.float32]
+    slots: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a mirror of the training rows has to bring over.
+
+    Attributes:
+        slots: Slots that were written, each once, int64 [n].
+        rows: What lies there now, float32 [n, 6], colours in log space.
+        table: Buckets to draw from, int64, ascending.
+        sizes: Rows in each bucket, int64.
+    """
+
+    slots: NDArray[np.int64]
+    rows: Rows
+    table: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
 class Reservoir:
     """Equal, preallocated buckets of rows, one a stratum; a full bucket overwrites at random.
 
@@ -61,6 +95,11 @@ class Reservoir:
         self.capacity = capacity
         self.sizes = np.zeros(strata, dtype=np.int64)
         self._rows = np.empty((strata * capacity, 6), dtype=np.float32)
+        self.errors = np.ones(strata * capacity, dtype=np.float32)
+        """Root of each row's last known error; `unknown` for one not learned from yet."""
+        self.unknown = 1.0
+        self.written: list[NDArray[np.int64]] | None = None
+        """Slots written since somebody last looked; None where nobody does."""
 
     def add(self, stratum: int, rows: Rows, rng: np.random.Generator) -> bool:
         """Put rows [n, 6] into one bucket. Returns whether the bucket had room to grow."""
@@ -69,18 +108,46 @@ class Reservoir:
         start, size = stratum * self.capacity, int(self.sizes[stratum])
         fresh = min(self.capacity - size, len(rows))
         self._rows[start + size : start + size + fresh] = rows[:fresh]
+        self.errors[start + size : start + size + fresh] = self.unknown
         self.sizes[stratum] = size + fresh
         if fresh < len(rows):
             places = start + rng.integers(0, self.capacity, len(rows) - fresh)
             self._rows[places] = rows[fresh:]
+            self.errors[places] = self.unknown
+            if self.written is not None:
+                self.written.append(places)
+        if self.written is not None and fresh:
+            self.written.append(np.arange(start + size, start + size + fresh))
         return fresh > 0
 
-    def take(self, strata: NDArray[np.int64], rng: np.random.Generator) -> Rows:
-        """One random row of each named (non-empty) bucket, float32 [n, 6]."""
-        within = (rng.random(len(strata), dtype=np.float32) * self.sizes[strata]).astype(np.int64)
-        # float32 rounding can reach the size itself
-        np.minimum(within, self.sizes[strata] - 1, out=within)
-        return self._rows.take(strata * self.capacity + within, axis=0)
+    def rows_at(self, slots: NDArray[np.int64]) -> Rows:
+        """The rows in some slots, a copy, float32 [n, 6]."""
+        return self._rows.take(slots, axis=0)
+
+    def draw(
+        self,
+        table: NDArray[np.int64],
+        batch: int,
+        rng: np.random.Generator,
+        *,
+        tries: int = 1,
+        share: float = 0.0,
+        power: float = 0.0,
+    ) -> Drawn:
+        """Random rows of the (non-empty) buckets that a table names; see `Replay.draw`."""
+        random = rng.random(2 * batch, dtype=np.float32)
+        offset = rng.random()
+        drawn = Drawn(
+            np.empty((batch, 6), np.float32),
+            np.empty(batch, np.float32),
+            np.empty(batch, np.int64),
+        )
+        draw: Callable[..., None] = compiled_draw() or _draw
+        draw(
+            self._rows, self.errors, table, self.sizes, self.capacity, random, tries, offset,
+            np.float32(share), np.float32(power), drawn.rows, drawn.weights, drawn.slots,
+        )  # fmt: skip
+        return drawn
 
     def snapshot(self, limit: int, rng: np.random.Generator) -> Rows:
         """Up to `limit` rows, as evenly from every non-empty bucket as they allow; a copy."""
@@ -195,12 +262,98 @@ class Replay:
         Returns:
             float32 [batch, 6], a copy; [0, 6] while nothing has come in.
         """
+        return self.draw(batch, rng).rows
+
+    def draw(
+        self,
+        batch: int,
+        rng: np.random.Generator,
+        *,
+        tries: int = 1,
+        share: float = 0.0,
+        power: float = 0.0,
+    ) -> Drawn:
+        """Training rows over the covered range of t, more of those that are learned badly.
+
+        Sampling-importance-resampling (Rubin 1988, "Using the SIR algorithm to simulate posterior
+        distributions"): `tries` candidates a row, spread evenly over t, and of them as many as are
+        asked for, with a density that is 1 - share even and `share` in proportion to the root of
+        each candidate's error when it was last learned from (`learned`). So both pixels and
+        parameter are drawn by error, of training rows alone: held-out and test rows lie elsewhere.
+
+        Args:
+            batch: Rows to draw, with replacement.
+            rng: The caller's generator.
+            power: Weights are density^-power: 1 leaves the loss what even drawing has, 0 counts
+                what is drawn more often more.
+        Returns:
+            No rows while nothing has come in.
+        """
         with self._lock:
             table = self._refreshed_table()
             if not len(table):
-                return np.empty((0, 6), dtype=np.float32)
-            strata = table[rng.integers(0, len(table), batch)]
-            return self._reservoirs[TRAIN].take(strata, rng)
+                none = np.empty(0, np.float32)
+                return Drawn(none.reshape(0, 6), none, np.empty(0, np.int64))
+            reservoir = self._reservoirs[TRAIN]
+            return reservoir.draw(table, batch, rng, tries=tries, share=share, power=power)
+
+    def learned(self, drawn: Drawn, errors: NDArray[np.float32]) -> None:
+        """Note the errors of rows that were drawn, [n]."""
+        with self._lock:
+            reservoir = self._reservoirs[TRAIN]
+            roots = np.sqrt(errors)
+            reservoir.errors[drawn.slots] = roots
+            # Rows that nobody has learned from are drawn as the present ones are on average.
+            mean = float(roots.mean())
+            if np.isfinite(mean):
+                reservoir.unknown = mean
+
+    def watch(self) -> tuple[int, int]:
+        """From now on note what is written for training, for `changes`.
+
+        Returns:
+            Slots a bucket, and slots in all.
+        """
+        with self._lock:
+            reservoir = self._reservoirs[TRAIN]
+            filled = np.flatnonzero(reservoir.sizes)
+            reservoir.written = [
+                np.arange(i * reservoir.capacity, i * reservoir.capacity + reservoir.sizes[i])
+                for i in filled
+            ]
+            return reservoir.capacity, len(reservoir.errors)
+
+    def changes(self) -> Changes | None:
+        """What was written since the last call, after `watch`; None for nothing."""
+        with self._lock:
+            reservoir = self._reservoirs[TRAIN]
+            if not reservoir.written:
+                return None
+            slots = np.unique(np.concatenate(reservoir.written))
+            reservoir.written = []
+            return Changes(
+                slots, reservoir.rows_at(slots), self._refreshed_table().copy(),
+                reservoir.sizes.copy(),
+            )  # fmt: skip
+
+    def errors(self) -> tuple[NDArray[np.float32], float]:
+        """What is known of every training slot, for a checkpoint: a copy, and the unknown's."""
+        with self._lock:
+            reservoir = self._reservoirs[TRAIN]
+            return reservoir.errors.copy(), reservoir.unknown
+
+    def restore_errors(self, errors: NDArray[np.float32], unknown: float) -> None:
+        """The inverse of `errors`, once the same rows are in again.
+
+        Raises:
+            ValueError: For another number of slots.
+        """
+        with self._lock:
+            reservoir = self._reservoirs[TRAIN]
+            if errors.shape != reservoir.errors.shape:
+                raise ValueError(f"{len(errors)} errors, not {len(reservoir.errors)}")
+            reservoir.errors[:] = errors
+            reservoir.unknown = unknown
 
     def snapshot(self, kind: int, limit: int, rng: np.random.Generator) -> Rows:
         """A copy of up to `limit` rows of one kind, spread evenly over its covered strata."""
@@ -255,3 +408,42 @@ class Replay:
             self._table = np.repeat(filled, np.maximum(1, weight // _FULL_WEIGHT_ROWS))
             self._table_stale = False
         return self._table
+
+
+def _draw(
+    stored: Rows,
+    errors: NDArray[np.float32],
+    table: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    capacity: int,
+    random: NDArray[np.float32],
+    tries: int,
+    offset: float,
+    share: float,
+    power: float,
+    rows: Rows,
+    weights: NDArray[np.float32],
+    slots: NDArray[np.int64],
+) -> None:
+    """What `kernels_cpu.draw` does, in NumPy."""
+    batch = len(slots)
+    at = ((np.arange(batch) + random[:batch].astype(np.float64)) * len(table) / batch).astype(int)
+    buckets = table[np.minimum(at, len(table) - 1)]
+    inside = (random[batch:] * sizes[buckets].astype(np.float32)).astype(np.int64)
+    # float32 rounding can reach the size itself
+    inside = np.minimum(inside, sizes[buckets] - 1)
+    side_by_side = (inside[:, None] + np.arange(tries)) % sizes[buckets][:, None]
+    candidates = (buckets[:, None] * capacity + side_by_side).ravel()
+    density = errors[candidates]
+    mean = float(density.mean(dtype=np.float64))
+    if mean > 0 and np.isfinite(mean):
+        density = (1.0 - share) + share * density / np.float32(mean)
+    else:
+        density = np.ones(len(candidates), np.float32)
+    passed = np.cumsum(density, dtype=np.float64)
+    due = (np.arange(batch) + offset) * (passed[-1] / batch)
+    chosen = np.minimum(np.searchsorted(passed, due, side="right"), len(candidates) - 1)
+    slots[:] = candidates[chosen]
+    rows[:] = stored[slots]
+    weights[:] = density[chosen] ** -power
+    weights /= weights.mean()

@@ -21,6 +21,7 @@ from doublure_bridge.dataset import Dataset, open_dataset
 from doublure_bridge.model_file import ModelFile, write_model
 
 from ..config import TrainConfig
+from ..fused import prepare
 from ..gate import golden_probes
 from ..loop import Candidate, LiveTrainer
 from ..models.reference import evaluate
@@ -143,6 +144,7 @@ def train_offline(
     }
     out = Path(out)
     with Workplace(out, settings, resume=resume) as place:
+        prepare()  # before the first step: bits depend on who makes it
         job = _Job(place, data, frames, fitted(config, frames), steps, device, seed)
         job.dataset_path = Path(dataset)
         job.checkpoint_s = checkpoint_s
@@ -188,7 +190,12 @@ class _Job:
         self.score_every = min(max(steps // _SCORES, _SCORE_EVERY[0]), _SCORE_EVERY[1])
         try:
             self.trainer = LiveTrainer(
-                config, frames.plan, device=device, directory=place.checkpoints, seed=seed
+                config,
+                frames.plan,
+                device=device,
+                directory=place.checkpoints,
+                seed=seed,
+                same_rows=True,
             )
         except MemoryError as error:
             rows = sum(len(frame.rows) for frame in frames.frames)
