@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -27,13 +26,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from _streams import hardware, scores, spread
+from _streams import hardware, spread
 from doublure_plugin.scenes import SCENES, Scene
 from doublure_trainer.config import TrainConfig
-from doublure_trainer.loop import Candidate, LiveTrainer
+from doublure_trainer.loop import LiveTrainer
 from doublure_trainer.models import build, load_tensors
 from doublure_trainer.models.base import decode
-from doublure_trainer.slices import SlicePlan
+from doublure_trainer.slices import TRAIN, SlicePlan
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -190,84 +189,131 @@ def _reach(scene: Scene, device: torch.device, args: argparse.Namespace) -> list
     stream = _stream(scene, args.seconds + 1, WIDTH, HEIGHT, 1)
     pictures = [_frame(scene, t) for t in spread(plan.test, 3)]
     points = [torch.from_numpy(p).to(device) for p, _ in pictures]
-    out: list[dict[str, Any]] = []
-    batch = args.batch
-    trainer = LiveTrainer(
-        TrainConfig.from_dict({"device_batch": batch}), plan, device=device, seed=0
-    )
-    elapsed, sent, reached, curve = 0.0, 0, None, []
-    candidate: Candidate | None = None
-    while elapsed < args.seconds:
-        start = time.perf_counter()
-        while sent < len(stream) and sent <= elapsed * FRAMES_PER_S:
-            trainer.add_rows(stream[sent])
-            sent += 1
-        new = None
-        if trainer.ready:
-            trainer.train_slice(0.02)
-            torch.cuda.synchronize()
-            new = trainer.maybe_candidate()
-            if new is not None:
-                trainer.published(new)
-                candidate = new
-        else:
-            start -= 1.0 / FRAMES_PER_S
-        elapsed += time.perf_counter() - start
-        if new is not None:  # the benchmark's own look does not count
-            module = build(new.spec).to(device)
-            load_tensors(module, new.tensors)
-            found = scores([module.evaluate(p).cpu().numpy() for p in points], pictures)
-            curve.append((round(elapsed, 3), round(found["psnr_db"], 2)))
-            if reached is None and found["psnr_db"] >= GOAL_DB:
-                reached = elapsed
-    now = trainer.progress()
-    final = curve[-1][1] if curve else math.nan
+    truth = [_tonemapped(torch.from_numpy(c).to(device)) for _, c in pictures]
+
+    def psnr_db(drawn: Callable[[Tensor], Tensor]) -> float:
+        """Over all pixels of all frames."""
+        pairs = zip(points, truth, strict=True)
+        errors = [(_tonemapped(drawn(p)) - true).square().mean() for p, true in pairs]
+        return float(-10.0 * torch.log10(torch.stack(errors).mean()))
+
+    rows = np.concatenate(stream)
+    rows = rows[plan.kind_of(rows[:, 2]) == TRAIN].copy()
+    rows[:, 3:] = np.copysign(np.log1p(np.abs(rows[:, 3:])), rows[:, 3:])
+    out = []
+    for batch in args.batches:
+        config = TrainConfig.from_dict({"device_batch": batch})
+        with LiveDevice(config, plan, device, stream) as live:
+            out.append(_row_of(scene, "grid", batch, *live.run(args.seconds, psnr_db)))
+        plain = PlainStep(torch.from_numpy(rows).to(device), batch, compiled=False)
+        out.append(_row_of(scene, "mlp", batch, *_run_plain(plain, args.seconds, psnr_db)))
+    return out
+
+
+def _row_of(
+    scene: Scene,
+    what: str,
+    batch: int,
+    steps: int,
+    elapsed: float,
+    curve: list[tuple[float, float]],
+) -> dict[str, Any]:
+    """A row of the figures, printed; `curve` is dB on test slices by seconds."""
+    reached = next((at for at, db in curve if db >= GOAL_DB), None)
+    row = {
+        "what": f"reach {what}",
+        "scene": scene.name,
+        "batch": batch,
+        "to_40_db_s": reached,
+        "psnr_db": curve[-1][1] if curve else None,
+        "seconds": elapsed,
+        "steps": steps,
+        "samples_per_s": steps * batch / elapsed,
+        "curve": curve,
+    }
+    shown = [(round(at, 2), round(db, 1)) for at, db in curve[:: max(1, len(curve) // 10)]]
     print(
-        f"{scene.name}: grid 40 dB after {reached} s;"
-        f" {final} dB after {elapsed:.0f} s, {now.step} steps,"
-        f" {now.samples / elapsed / 1e6:.1f} M samples/s in the loop, {now.race}",
-        curve[:: max(1, len(curve) // 12)],
+        f"{scene.name} {what}, batch {batch:,}: {GOAL_DB:g} dB after {reached} s;"
+        f" {row['psnr_db']} dB after {elapsed:.1f} s, {steps} steps,"
+        f" {row['samples_per_s'] / 1e6:.1f} M samples/s; {shown}",
         flush=True,
     )
-    out.append(
-        {"what": "reach grid", "scene": scene.name, "to_40_db_s": reached, "psnr_db": final,
-         "seconds": elapsed, "steps": now.step, "family": candidate.family if candidate else None,
-         "samples_per_s": now.samples / elapsed, "curve": curve}
-    )  # fmt: skip
-    trainer.close()
-    rows = np.concatenate(stream)
-    rows = rows[plan.kind_of(rows[:, 2]) == 0].copy()
-    rows[:, 3:] = np.copysign(np.log1p(np.abs(rows[:, 3:])), rows[:, 3:])
-    plain = PlainStep(torch.from_numpy(rows).to(device), batch, compiled=False)
-    run, elapsed, reached, steps = plain.captured(), 0.0, None, 0
-    while elapsed < args.seconds:
+    return row
+
+
+class LiveDevice:
+    """A live trainer on the device, fed as a host feeds it."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        plan: SlicePlan,
+        device: torch.device,
+        stream: list[NDArray[np.float32]],
+    ) -> None:
+        self._trainer = LiveTrainer(config, plan, device=device)
+        self._device, self._stream = device, stream
+
+    def __enter__(self) -> LiveDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._trainer.close()
+
+    def run(
+        self, seconds: float, psnr_db: Callable[[Callable[[Tensor], Tensor]], float]
+    ) -> tuple[int, float, list[tuple[float, float]]]:
+        """Steps, seconds, and dB of the published weights by seconds."""
+        trainer = self._trainer
+        elapsed, sent = 0.0, 0
+        curve: list[tuple[float, float]] = []
+        while elapsed < seconds:
+            start = time.perf_counter()
+            while sent < len(self._stream) and sent <= elapsed * FRAMES_PER_S:
+                trainer.add_rows(self._stream[sent])
+                sent += 1
+            new = None
+            if trainer.ready:
+                trainer.train_slice(0.02)
+                torch.cuda.synchronize()
+                if (new := trainer.maybe_candidate()) is not None:
+                    trainer.published(new)
+            else:
+                start -= 1.0 / FRAMES_PER_S
+            elapsed += time.perf_counter() - start
+            if new is not None:  # the benchmark's own look does not count
+                module = build(new.spec).to(self._device)
+                load_tensors(module, new.tensors)
+                curve.append((elapsed, psnr_db(module.evaluate)))
+        return trainer.progress().step, elapsed, curve
+
+
+def _run_plain(
+    plain: PlainStep, seconds: float, psnr_db: Callable[[Callable[[Tensor], Tensor]], float]
+) -> tuple[int, float, list[tuple[float, float]]]:
+    run, elapsed, steps = plain.captured(), 0.0, 0
+    curve: list[tuple[float, float]] = []
+
+    def drawn(points: Tensor) -> Tensor:
+        with torch.no_grad():
+            return torch.cat([decode(plain.module(part)) for part in points.split(1 << 18)])
+
+    while elapsed < seconds:
         start = time.perf_counter()
         for _ in range(500):
             run()
         torch.cuda.synchronize()
         elapsed += time.perf_counter() - start
         steps += 500
-        with torch.no_grad():
-            found = scores(
-                [
-                    torch.cat([decode(plain.module(part)) for part in p.split(1 << 18)])
-                    .cpu()
-                    .numpy()
-                    for p in points
-                ],
-                pictures,
-            )
-        if reached is None and found["psnr_db"] >= GOAL_DB:
-            reached = elapsed
-    print(
-        f"{scene.name}: mlp ({plain.module.macs} MACs) {found['psnr_db']:.2f} dB, 40 dB: {reached}"
-    )
-    out.append(
-        {"what": "reach mlp", "scene": scene.name, "to_40_db_s": reached,
-         "psnr_db": found["psnr_db"], "seconds": elapsed, "steps": steps,
-         "samples_per_s": steps * batch / elapsed}
-    )  # fmt: skip
-    return out
+        curve.append((elapsed, psnr_db(drawn)))
+    return steps, elapsed, curve
+
+
+def _tonemapped(colours: Tensor) -> Tensor:
+    """As `doublure_bridge.scores.tonemap`, on the device."""
+    light = colours.double().clamp(min=0.0)
+    light = light / (1.0 + light)
+    return torch.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
 
 
 def _stream(
@@ -303,7 +349,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--no-rates", action="store_true")
     parser.add_argument("--reach", default="plasma,fbm", help="scenes, or nothing")
     parser.add_argument("--seconds", type=float, default=10.0, help="of training a scene")
-    parser.add_argument("--batch", type=int, default=TrainConfig().device_batch)
+    parser.add_argument(
+        "--batches", type=int, nargs="+", default=[TrainConfig().device_batch], help="rows a step"
+    )
     parser.add_argument("--json", metavar="FILE")
     return parser.parse_args()
 
