@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 FRAMES_PER_S = 30
-ROWS_PER_FRAME = 4096
+ROWS_PER_FRAME = 16384  # as the demo hands over
 
 Array = NDArray[np.float32]
 Picture = tuple[Array, Array]

@@ -1,6 +1,6 @@
 """How good a stand-in is after so many seconds of training, without any process or socket.
 
-A simulated host streams 4,096 random pixels a frame at 30 frames a second, t going up and down its
+A simulated host streams 16,384 random pixels a frame at 30 frames a second, t going up and down its
 range without a pause. Its rows are computed before, so that the scene's own cost does not count.
 What is measured is what a host would draw: the *published* weights, rounded as they are stored,
 on whole frames at the middle of held-out slices and of test slices.

@@ -43,6 +43,7 @@ class TrainConfig:
         grid: Sizes of the grid model.
         compact: Sizes of the compact model.
         batch: Rows a step.
+        early_steps: Steps of half as many rows, at first: more of them before the first picture.
         device_batch: Rows a step where a grid is trained on a CUDA device.
         texel_rate: Adam's learning rate for planes and volume.
         network_rate: Adam's learning rate for the grid model's network.
@@ -84,6 +85,7 @@ class TrainConfig:
     grid: GridSpec = field(default_factory=default_grid)
     compact: CompactSpec = field(default_factory=default_compact)
     batch: int = _setting(4096, 16, 1 << 17)
+    early_steps: int = _setting(2000, 0, 1 << 30)
     device_batch: int = _setting(1 << 15, 16, 1 << 22)
     texel_rate: float = _setting(0.02, 1e-6, 1.0)
     network_rate: float = _setting(0.01, 1e-6, 1.0)
@@ -92,13 +94,13 @@ class TrainConfig:
     floor: float = _setting(0.02, 0.0, 1.0)
     relative: float = _setting(0.5, 1e-3, 1e3)
     ema: float = _setting(0.999, 0.0, 0.99999)
-    smoothing: float = _setting(0.004, 0.0, 0.06)
+    smoothing: float = _setting(0.001, 0.0, 0.06)
     growth: tuple[int, ...] = (100, 900)
     tries: int = _setting(8, 1, 64)
     error_share: float = _setting(0.8, 0.0, 1.0)
     error_power: float = _setting(0.5, 0.0, 1.0)
     threads: int = _setting(1, 1, 256)
-    replay_rows: int = _setting(1 << 21, 1 << 10, 1 << 28)
+    replay_rows: int = _setting(1 << 23, 1 << 10, 1 << 28)
     held_out_rows: int = _setting(1 << 16, 1 << 8, 1 << 24)
     score_rows: int = _setting(1 << 14, 1 << 6, 1 << 22)
     min_coverage: float = _setting(0.05, 0.0, 1.0)

@@ -469,38 +469,50 @@ def draw(
         rows, weights, slots: Filled.
     """
     n = len(slots)
-    count = n * tries
-    candidates = np.empty(count, np.int64)
-    density = np.empty(count, np.float32)
+    first = np.empty(n, np.int64)  # each group's first candidate, within its bucket
+    bucket_of = np.empty(n, np.int64)
+    sums = np.empty(n, np.float32)
     total = 0.0
     for i in range(n):
         at = min(np.int64((i + np.float64(random[i])) * len(table) / n), len(table) - 1)
         bucket = table[at]
         size = sizes[bucket]
         inside = min(np.int64(random[n + i] * size), size - 1)
-        for j in range(i * tries, (i + 1) * tries):
-            slot = bucket * capacity + inside
-            candidates[j] = slot
-            density[j] = errors[slot]
-            total += density[j]
-            inside = inside + 1 if inside + 1 < size else 0
-    mean = np.float32(total / count)
+        first[i], bucket_of[i] = inside, bucket
+        base = bucket * capacity
+        own = _ZERO
+        if inside + tries <= size:
+            for j in range(tries):
+                own += errors[_at(base + inside + j)]
+        else:
+            for j in range(tries):
+                own += errors[base + (inside + j) % size]
+        sums[i] = own
+        total += own
+    mean = np.float32(total / (n * tries))
     even = not mean > _ZERO or not np.isfinite(mean)
     scale = _ZERO if even else share / mean
     least = _ONE if even else _ONE - share
-    total = 0.0
-    for i in range(count):
-        density[i] = least + scale * density[i]
-        total += density[i]
-    step = total / n
+    step = (least * np.float64(n * tries) + scale * total) / n
     due, passed, i, heavy = offset * step, 0.0, 0, 0.0
     for j in range(n):
-        while passed + density[i] <= due and i < count - 1:
-            passed += density[i]
+        group = np.float64(least * np.float32(tries) + scale * sums[i])
+        while passed + group <= due and i < n - 1:
+            passed += group
             i += 1
-        slot = candidates[i]
+            group = np.float64(least * np.float32(tries) + scale * sums[i])
+        base, size, inside = bucket_of[i] * capacity, sizes[bucket_of[i]], first[i]
+        reached = passed
+        slot, density = base + inside, _ONE
+        for k in range(tries):
+            place = inside + k
+            slot = base + (place if place < size else place % size)
+            density = _ONE if even else least + scale * errors[slot]
+            reached += density
+            if reached > due:
+                break
         slots[j] = slot
-        weights[j] = _ONE / np.sqrt(density[i]) if power == _HALF else density[i] ** -power
+        weights[j] = _ONE / np.sqrt(density) if power == _HALF else density**-power
         heavy += weights[j]
         due += step
     level = np.float32(n / heavy)

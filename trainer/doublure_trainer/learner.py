@@ -90,7 +90,8 @@ class Learner:
         name: Which entrant of the race it is; for a grid one of `grid`, `planes` and `fine`.
             `planes` hardly uses its volume: where edges move, a volume is quick to learn them
             blurred and slow to unlearn that. `fine` frees every texel of the planes from the
-            start: detail near the size of a pixel is not found again from a blurred image.
+            start, and stops a volume short: detail near the size of a pixel is not found again
+            from a blurred image, and with the finest volume it is learned by heart.
     """
 
     def __init__(
@@ -121,9 +122,14 @@ class Learner:
         self._last = self._first = self._stage = self._fine = 0
         self._growth: tuple[int, ...] = ()
         if isinstance(self.module, Grid):
-            self._last = 0 if self.name == "planes" else len(self.module.volumes()) - 1
+            self._last = len(self.module.volumes()) - 1
+            if self.name == "planes":
+                self._last = 0
+            elif self.name == "fine":
+                self._last = max(1, self._last - 1)
             # Fewer growth steps than stages: start at a finer one, and end at the finest.
-            self._growth = config.growth[: max(0, self._last - 1)]
+            growth = () if self.name == "fine" else config.growth
+            self._growth = growth[: max(0, self._last - 1)]
             self._first = self._stage = self._last - len(self._growth)
             self._fine = int(self.name == "fine")
             self.module.set_stage(Stage(self._stage, bool(self._fine)))

@@ -184,11 +184,11 @@ class LiveTrainer:
             favourites["grid"] = Entrant(1.0, config.race_rungs)
             if min(config.grid.volume) > LEAST_VOLUME:
                 favourites["planes"] = Entrant(1.0, config.race_rungs)
-            if has_coarse_planes(config.grid):
-                challengers["fine"] = Entrant(1.0, config.fine_rungs, config.fine_below_db)
         if "compact" in families:
             place = challengers if favourites else favourites
             place["compact"] = Entrant(config.race_share, config.race_rungs)
+        if "grid" in families and has_coarse_planes(config.grid):
+            challengers["fine"] = Entrant(1.0, config.fine_rungs, config.fine_below_db)
         self._learners = {
             name: Learner(
                 specs["compact" if name == "compact" else "grid"],
@@ -450,8 +450,9 @@ class LiveTrainer:
                 return math.nan, 0
             return learner.step_on_device(self._mirror), self.config.device_batch
         config = self.config
+        early = learner.steps < config.early_steps
         drawn = self._replay.draw(
-            config.batch,
+            max(16, config.batch // 2) if early else config.batch,
             self._draw,
             tries=config.tries,
             share=config.error_share,
