@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,7 +64,12 @@ class GL:
             pytest.skip(f"no OpenGL 4.5 through EGL: {error}")
 
     def close(self) -> None:
-        self.context.release()
+        self._current().release()
+
+    def _current(self) -> Any:
+        """The context, made current again: wgpu looks for adapters through EGL as well."""
+        self.context.__enter__()
+        return self.context
 
     def fragment(
         self,
@@ -72,44 +77,52 @@ class GL:
         size: int,
         *,
         variant: Variant | None = None,
-        frame: bytes = b"",
-        uniforms: Mapping[str, Any] | None = None,
-    ) -> Array:
-        """The image, float32 [size, size, 4], row 0 at the top.
+        wide: bool = False,
+        frames: Sequence[bytes] = (),
+        uniforms: Sequence[Mapping[str, Any]] = (),
+    ) -> list[Array]:
+        """Images, float32 [size, size, 4], row 0 at the top, one for each of frames or uniforms.
 
         Args:
             variant: Whose block and textures to bind at 1 and up; None for constants.
-            frame: The uniform block at 0.
+            wide: Bind texels of 8 bits as float32 textures.
+            frames: Contents of the uniform block at 0.
+            uniforms: Values of plain uniforms.
         """
         import moderngl
 
-        context = self.context
+        context = self._current()
         # Vertex and fragment shader must be of one language: Shadertoy's is GLSL ES 3.00.
-        version = text.splitlines()[0]
-        program = context.program(
-            vertex_shader=_VERTEX.format(version=version), fragment_shader=text
-        )
-        for key, value in (uniforms or {}).items():
-            if key in program:
-                program[key].value = value
-        held = self._bind(variant, frame)
+        vertex = _VERTEX.format(version=text.splitlines()[0])
+        program = context.program(vertex_shader=vertex, fragment_shader=text)
+        held = self._bind(variant, wide)
         target = context.texture((size, size), 4, dtype="f4")
         framebuffer = context.framebuffer([target])
         framebuffer.use()
         array = context.vertex_array(program, [])
-        array.render(moderngl.TRIANGLES, 3)
-        pixels = np.frombuffer(framebuffer.read(components=4, dtype="f4"), np.float32)
+        images = []
+        for values in uniforms or frames:
+            if isinstance(values, bytes):
+                held.append(context.buffer(values))
+                held[-1].bind_to_uniform_block(0)
+            else:
+                for key, value in values.items():
+                    program[key].value = value
+            array.render(moderngl.TRIANGLES, 3)
+            pixels = np.frombuffer(framebuffer.read(components=4, dtype="f4"), np.float32)
+            images.append(pixels.reshape(size, size, 4)[::-1].copy())
         for thing in (*held, array, framebuffer, target, program):
             thing.release()
-        return pixels.reshape(size, size, 4)[::-1].copy()
+        return images
 
     def compute(self, text: str, size: int, *, variant: Variant | None, frame: bytes) -> Array:
         """The image that a compute variant writes, float32 [size, size, 4], row 0 first."""
-        context = self.context
+        context = self._current()
         program = context.compute_shader(
             text.replace("#version 450", "#version 450\n#define DOUBLURE_COMPUTE", 1)
         )
-        held = self._bind(variant, frame)
+        held = [*self._bind(variant, False), context.buffer(frame)]
+        held[-1].bind_to_uniform_block(0)
         target = context.texture((size, size), 4, dtype="f2")
         target.bind_to_image(6, read=False, write=True)
         program.run((size + 7) // 8, (size + 7) // 8)
@@ -119,14 +132,10 @@ class GL:
             thing.release()
         return pixels.reshape(size, size, 4)
 
-    def _bind(self, variant: Variant | None, frame: bytes) -> list[Any]:
+    def _bind(self, variant: Variant | None, wide: bool) -> list[Any]:
         import moderngl
 
-        held = []
-        if frame:
-            uniform = self.context.buffer(frame)
-            uniform.bind_to_uniform_block(0)
-            held.append(uniform)
+        held: list[Any] = []
         if variant is None:
             return held
         block = self.context.buffer(pack(variant, network=True).tobytes())
@@ -134,9 +143,11 @@ class GL:
         held.append(block)
         for i, texels in enumerate(variant.texels):
             size = tuple(reversed(texels.stored.shape[:-1]))
-            kind = "f1" if texels.eight_bit else "f2"
+            kind, data = ("f1" if texels.eight_bit else "f2"), texels.stored
+            if texels.eight_bit and wide:
+                kind, data = "f4", data.astype(np.float32) / np.float32(255.0)
             make = self.context.texture if len(size) == 2 else self.context.texture3d
-            texture = make(size, 4, texels.stored.tobytes(), dtype=kind)
+            texture = make(size, 4, data.tobytes(), dtype=kind, alignment=1)
             texture.filter = (moderngl.LINEAR, moderngl.LINEAR)
             texture.repeat_x = texture.repeat_y = False
             if len(size) == 3:
@@ -163,18 +174,21 @@ class Wgpu:
     """One variant's bindings on a device, to draw with any entry point that uses them.
 
     Args:
-        frame: The uniform block at 0: size, then t.
         variant: Whose block is at 1 and whose textures follow it; None for constants.
         storage: "textures" binds them and, at 6, a sampler.
+        wide: Bind texels of 8 bits as float16 textures.
     """
 
-    def __init__(self, size: int, frame: bytes, variant: Variant | None, storage: str) -> None:
+    def __init__(
+        self, size: int, variant: Variant | None, storage: str, *, wide: bool = False
+    ) -> None:
         import wgpu
 
         self.gpu = device()
         self.size = size
         usage = wgpu.BufferUsage
-        uniform = self.gpu.create_buffer_with_data(data=frame, usage=usage.UNIFORM)
+        uniform = self.gpu.create_buffer(size=16, usage=usage.UNIFORM | usage.COPY_DST)
+        self.uniform = uniform
         self.entries: list[dict[str, Any]] = [{"binding": 0, "resource": {"buffer": uniform}}]
         if variant is None:
             return
@@ -184,12 +198,12 @@ class Wgpu:
         block = self.gpu.create_buffer_with_data(data=data.tobytes(), usage=usage.STORAGE)
         self.entries.append({"binding": 1, "resource": {"buffer": block}})
         if storage == "textures":
-            self.entries += _wgpu_textures(self.gpu, variant)
+            self.entries += _wgpu_textures(self.gpu, variant, wide)
             linear = self.gpu.create_sampler(mag_filter="linear", min_filter="linear")
             self.entries.append({"binding": 6, "resource": linear})
 
-    def fragment(self, code: str | bytes, entry: str) -> Array:
-        """The image that a fragment entry draws, float32 [size, size, 4].
+    def fragment(self, code: str | bytes, entry: str, frames: Sequence[bytes]) -> list[Array]:
+        """Images that a fragment entry draws, float32 [size, size, 4], one a frame.
 
         Args:
             code: WGSL or SPIR-V.
@@ -211,25 +225,36 @@ class Wgpu:
                 "targets": [{"format": "rgba32float"}],
             },
         )
-        encoder = self.gpu.create_command_encoder()
-        work = encoder.begin_render_pass(
-            color_attachments=[
-                {"view": target.create_view(), "load_op": "clear", "store_op": "store"}
-            ]
-        )
-        work.set_pipeline(pipeline)
-        work.set_bind_group(0, self._group(pipeline, self.entries))
-        work.draw(3)
-        work.end()
-        self.gpu.queue.submit([encoder.finish()])
-        return self._read(target, np.dtype(np.float32))
+        group, images = self._group(pipeline, self.entries), []
+        for frame in frames:
+            self.gpu.queue.write_buffer(self.uniform, 0, frame)
+            encoder = self.gpu.create_command_encoder()
+            work = encoder.begin_render_pass(
+                color_attachments=[
+                    {"view": target.create_view(), "load_op": "clear", "store_op": "store"}
+                ]
+            )
+            work.set_pipeline(pipeline)
+            work.set_bind_group(0, group)
+            work.draw(3)
+            work.end()
+            self.gpu.queue.submit([encoder.finish()])
+            images.append(self._read(target, np.dtype(np.float32)))
+        return images
 
     def compute(
-        self, code: str | bytes, entry: str, *, image: int, image_format: str = "rgba16float"
+        self,
+        code: str | bytes,
+        entry: str,
+        frame: bytes,
+        *,
+        image: int,
+        image_format: str = "rgba16float",
     ) -> Array:
         """The image that a compute entry writes to binding `image`, float32 [size, size, 4]."""
         import wgpu
 
+        self.gpu.queue.write_buffer(self.uniform, 0, frame)
         target = self._target(image_format, wgpu.TextureUsage.STORAGE_BINDING)
         pipeline = self.gpu.create_compute_pipeline(
             layout="auto",
@@ -271,22 +296,25 @@ class Wgpu:
         return np.frombuffer(raw, kind).reshape(size, size, 4).astype(np.float32)
 
 
-def _wgpu_textures(gpu: Any, variant: Variant) -> list[dict[str, Any]]:
+def _wgpu_textures(gpu: Any, variant: Variant, wide: bool) -> list[dict[str, Any]]:
     import wgpu
 
     entries = []
     for i, texels in enumerate(variant.texels):
         size = tuple(reversed(texels.stored.shape[:-1]))
+        data, small = texels.stored, texels.eight_bit
+        if small and wide:
+            data, small = (data.astype(np.float32) / np.float32(255.0)).astype(np.float16), False
         texture = gpu.create_texture(
             size=size,
             dimension="2d" if len(size) == 2 else "3d",
-            format="rgba8unorm" if texels.eight_bit else "rgba16float",
+            format="rgba8unorm" if small else "rgba16float",
             usage=wgpu.TextureUsage.TEXTURE_BINDING | wgpu.TextureUsage.COPY_DST,
         )
-        row = size[0] * texels.stored.dtype.itemsize * 4
+        row = size[0] * data.dtype.itemsize * 4
         gpu.queue.write_texture(
             {"texture": texture},
-            texels.stored.tobytes(),
+            data.tobytes(),
             {"bytes_per_row": row, "rows_per_image": size[1]},
             size,
         )

@@ -11,7 +11,7 @@ compiled when this module is imported (about 15 s the first time, then read from
 Sums run in a fixed order, so the same rows give the same bits.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,assignment"
 # The signatures that are compiled stand above each function.
 
 from __future__ import annotations

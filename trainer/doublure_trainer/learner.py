@@ -116,6 +116,7 @@ class Learner:
         self._device = device
         self.module = build(spec, generator=torch.Generator().manual_seed(seed)).to(device)
         self._engine: FusedGrid | None = None
+        self._fuse = False
         self._device_step: DeviceStep | None = None
         self._loss = float("nan")
         self._seed = seed
@@ -278,6 +279,8 @@ class Learner:
         if isinstance(self.module, Grid) and (state.stage, state.fine) != (self._stage, self._fine):
             self.module.set_stage(Stage(state.stage, bool(state.fine)))
         self._stage, self._fine = state.stage, state.fine
+        # Asked once: the loops may become ready, on their thread, between two of these tensors.
+        self._fuse = self._can_fuse and ready()
         self._parameters = list(self.module.parameters())
         self._base_rates = self._rates()
         for p, value in zip(self.module.parameters(), state.values, strict=True):
@@ -291,7 +294,7 @@ class Learner:
             second=[self._held(m) for m in state.second],
         )
         self.close()
-        if self._can_fuse and ready() and isinstance(self.module, Grid):
+        if self._fuse and isinstance(self.module, Grid):
             self._engine = FusedGrid(
                 self.module,
                 self._parameters,
@@ -370,7 +373,7 @@ class Learner:
     def _held(self, value: Tensor) -> Tensor:
         """A copy on our device, in memory as the compiled loops want it where they are used."""
         copy = value.detach().clone().to(self._device)
-        if not (self._can_fuse and ready()):
+        if not self._fuse:
             return copy.contiguous()
         if copy.dim() == 4:
             return copy.contiguous(memory_format=torch.channels_last)

@@ -16,7 +16,7 @@ from doublure_bridge.model_file import ModelFile
 from doublure_bridge.models import spec_to_dict
 
 from ..models.reference import evaluate
-from .body import symbol
+from .body import inlined, symbol
 from .errors import ExportError
 from .files import destinations, write_files
 from .layout import WORD, layout, pack
@@ -155,9 +155,12 @@ def _from_title(title: str) -> str:
 
 
 def _best_storage(variant: Variant, target: str) -> str:
-    if target == "shadertoy" or constant_words(variant) <= CONSTANT_WORDS[target]:
+    if target == "shadertoy":
         return "constants"
-    return "textures" if variant.texels else "buffers"
+    if variant.texels:
+        fits = inlined(variant, "constants") and constant_words(variant) <= CONSTANT_WORDS[target]
+        return "constants" if fits else "textures"
+    return "constants" if constant_words(variant) <= CONSTANT_WORDS[target] else "buffers"
 
 
 def _about(model: ModelFile, variant: Variant, name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from doublure_bridge.model_file import ModelFile
 
 from ..models.reference import evaluate
-from .body import STORAGES, body, helpers, inlined, symbol
+from .body import MAX_UNROLLED_MACS, STORAGES, body, helpers, inlined, symbol
 from .dialects import GLSL, HLSL, WGSL, Dialect, number
 from .errors import ExportError
 from .layout import layout, pack
@@ -110,6 +110,15 @@ def _check(variant: Variant, target: str, storage: str) -> None:
             f"--storage textures of a {family} model",
             expected="a family with texels",
             next_step="use --storage constants or buffers",
+        )
+    if storage == "constants" and variant.texels and not inlined(variant, storage):
+        raise ExportError(
+            f"--storage constants of this {family} model",
+            expected=f"a network of at most {MAX_UNROLLED_MACS} multiply-accumulates",
+            got=f"{variant.spec.macs}",
+            next_step="use --storage textures or buffers"
+            if target != "shadertoy"
+            else "train a smaller model for Shadertoy",
         )
     words, limit = constant_words(variant), CONSTANT_WORDS[target]
     if storage == "constants" and words > limit:
