@@ -10,7 +10,7 @@ from doublure_bridge.models import GridSpec
 from doublure_bridge.scores import Scores, peak_ratio, psnr_db, relmse, score, tonemap
 from doublure_trainer.config import ConfigError, TrainConfig
 from doublure_trainer.gate import GateLimits, constant_scores, judge
-from doublure_trainer.race import HEAD_START, Race
+from doublure_trainer.race import Entrant, Race
 
 FLOOR = Scores(15.0, 1.0, 0.5, 1000)
 LIMITS = GateLimits()
@@ -88,61 +88,31 @@ def test_the_floor_is_the_mean_colour() -> None:
     assert not judge(found, None, found, limits=LIMITS).passed
 
 
-def race(**changes: object) -> Race:
-    settings = {"share": 0.25, "rungs": (50, 100), "margin_db": 1.0, **changes}
-    return Race(["grid", "compact"], **settings)  # type: ignore[arg-type]
+def race() -> Race:
+    return Race(
+        {"grid": Entrant(1.0, (50, 100))}, {"compact": Entrant(0.25, (50, 100))}, margin_db=1.0
+    )
 
 
-def test_the_challenger_waits_and_then_gets_its_share() -> None:
+def test_a_challenger_far_behind_is_dropped_at_its_first_rung() -> None:
     contest = race()
-    steps = {"grid": 0, "compact": 0}
-    for _ in range(HEAD_START + 500):
-        steps[contest.next(steps)] += 1
-        if steps["grid"] < HEAD_START:
-            assert steps["compact"] == 0
-    assert steps["compact"] == pytest.approx(500 / 5, abs=2)
-
-
-def test_whoever_is_far_behind_is_dropped_at_the_first_rung() -> None:
-    contest = race()
-    assert contest.record("grid", 50, 30.0) is None
-    assert contest.record("compact", 50, 20.0) == "compact"
+    steps = {"grid": 200, "compact": 50}
+    assert contest.due(steps) == ["grid", "compact"]
+    assert contest.judge({"grid": 30.0, "compact": 20.0}) == ["compact"]
     assert contest.state == "grid"
-    contest = race()
-    contest.record("grid", 50, 20.0)
-    assert contest.record("compact", 50, 30.0) == "grid"
-    assert contest.next({"compact": 50}) == "compact"
-
-
-def test_a_close_race_is_decided_at_the_last_rung() -> None:
-    contest = race()
-    contest.record("grid", 50, 30.0)
-    assert contest.record("compact", 50, 30.5) is None
-    assert contest.state == "racing"
-    contest.record("grid", 100, 31.0)
-    assert contest.record("compact", 100, 31.1) == "grid"
-
-
-def test_without_scores_the_default_wins_at_the_last_rung() -> None:
-    contest = race()
-    contest.record("grid", 50, None)
-    assert contest.record("compact", 50, 10.0) is None
-    contest.record("grid", 100, 30.0)
-    assert contest.record("compact", 100, None) == "compact"
 
 
 def test_a_score_that_is_not_finite_loses() -> None:
     contest = race()
-    contest.record("grid", 50, math.nan)
-    assert contest.record("compact", 50, 10.0) == "grid"
+    assert contest.judge({"grid": math.nan, "compact": 10.0}) == ["grid"]
 
 
 def test_a_race_goes_on_from_its_plain_data() -> None:
     contest = race()
-    contest.record("grid", 50, 30.0)
+    contest.judge({"grid": 30.0, "compact": 30.0})
     again = race()
     again.restore(contest.to_dict())
-    assert again.record("compact", 50, 20.0) == "compact"
+    assert again.judge({"grid": 30.0, "compact": 29.9}) == ["compact"]
 
 
 def test_settings_round_trip() -> None:
