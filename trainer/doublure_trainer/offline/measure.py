@@ -81,6 +81,7 @@ def measure(spec: ModelSpec, tensors: Mapping[str, NDArray[Any]], frames: FrameS
         return score(
             np.concatenate([found[i] for i in chosen]),
             np.concatenate([every[i].rows[:, 3:] for i in chosen]),
+            slices=np.repeat(chosen, [len(every[i].rows) for i in chosen]),
         )
 
     held_out = of(HELD_OUT)
