@@ -8,7 +8,7 @@ import torch
 from doublure_bridge.models import LOG_LIMIT, CompactSpec, GridSpec, ModelSpec
 from doublure_trainer.gate import golden_probes
 from doublure_trainer.models import build, cost, decode, encode, export_tensors, load_tensors
-from doublure_trainer.models.grid import Grid
+from doublure_trainer.models.grid import Grid, Stage
 from doublure_trainer.models.reference import evaluate
 
 GRID = GridSpec(xy=(16, 24), xt=(5, 12), yt=(6, 10), volume=(4, 6, 8))
@@ -92,8 +92,8 @@ def test_a_coarse_volume_is_exported_at_full_size() -> None:
     spec = GridSpec(xy=(8, 8), xt=(8, 8), yt=(8, 8), volume=(32, 32, 32))
     module = build(spec)
     assert isinstance(module, Grid)
-    assert module.stages() == [(8, 8, 8), (16, 16, 16), (32, 32, 32)]
-    module.set_stage(0)
+    assert module.volumes()[1:] == [(8, 8, 8), (16, 16, 16), (32, 32, 32)]
+    module.set_stage(Stage(1, fine=True))
     with torch.no_grad():
         module.volume.fill_(0.25)
     assert module.volume.shape[2:] == (8, 8, 8)
@@ -106,13 +106,13 @@ def test_growing_changes_a_smooth_volume_little() -> None:
     spec = GridSpec(xy=(8, 8), xt=(8, 8), yt=(8, 8), volume=(32, 32, 32))
     module = build(spec)
     assert isinstance(module, Grid)
-    module.set_stage(1)
+    module.set_stage(Stage(2, fine=True))
     ramp = torch.linspace(-1, 1, 16)
     with torch.no_grad():
         module.volume.copy_(ramp.expand_as(module.volume))
     where = torch.from_numpy(points())
     before = module.evaluate(where)
-    module.set_stage(2)
+    module.set_stage(Stage(3, fine=True))
     assert (module.evaluate(where) - before).abs().max() < 0.03
 
 
