@@ -260,9 +260,7 @@ def test_the_comment_says_what_a_port_must_give() -> None:
 
 def test_a_name_cannot_leave_its_comment() -> None:
     model = random_model(CompactSpec(hidden=4, layers=1))
-    bad = ModelFile(
-        spec=model.spec, tensors=model.tensors, name="a\\\nb", parameter=(0.0, 1.0)
-    )
+    bad = ModelFile(spec=model.spec, tensors=model.tensors, name="a\\\nb", parameter=(0.0, 1.0))
     variant = make_variant(bad.spec, bad.tensors, "fp32")
     text = shader_text(bad, variant, "glsl", "constants", name=NAME)
     assert "\\" not in text
