@@ -39,6 +39,7 @@ def small(**changes: Any) -> TrainConfig:
         "grid": GridSpec(xy=(32, 32), xt=(16, 16), yt=(16, 16), volume=(18, 18, 18)),
         "compact": CompactSpec(hidden=16, layers=2),
         "batch": 512,
+        "early_steps": 0,
         "growth": (20,),
         "race_rungs": (5, 10),
         "replay_rows": 1 << 15,
