@@ -102,9 +102,9 @@ def test_training_never_draws_held_out_or_test_rows(monkeypatch: pytest.MonkeyPa
     drawn = []
     original = loop.Learner.step
 
-    def spy(self: Any, rows: np.ndarray) -> float:
+    def spy(self: Any, rows: np.ndarray, weights: np.ndarray) -> float:
         drawn.append(rows[:, 2].copy())
-        return original(self, rows)
+        return original(self, rows, weights)
 
     one = filled()
     monkeypatch.setattr(loop.Learner, "step", spy)
@@ -204,12 +204,12 @@ def test_one_family_alone_can_be_asked_for(family: str) -> None:
 def test_a_family_that_diverges_leaves_the_race(monkeypatch: pytest.MonkeyPatch) -> None:
     original = loop.Learner.step
 
-    def step(self: Any, rows: np.ndarray) -> float:
+    def step(self: Any, rows: np.ndarray, weights: np.ndarray) -> float:
         if self.family == "compact":
             rows = np.full_like(rows, np.nan)
-        return original(self, rows)
+        return original(self, rows, weights)
 
-    one = filled(race_rungs=(1000,))
+    one = filled(race_rungs=(100,))
     monkeypatch.setattr(loop.Learner, "step", step)
     one.train_steps(250)
     assert one.progress().race == "grid"
