@@ -240,13 +240,13 @@ def test_a_trainer_that_is_given_its_rows_again_ends_the_same(tmp_path: Path, at
 
 
 def test_a_resumed_trainer_does_not_publish_worse_than_what_is_out(tmp_path: Path) -> None:
-    whole = live(tmp_path)
+    whole = live(tmp_path, min_gain_db=10.0)
     whole.train_steps(200)
     candidate = whole.maybe_candidate()
     assert candidate is not None
     whole.published(candidate)
     whole.save()
-    part = live(tmp_path)
+    part = live(tmp_path, min_gain_db=10.0)
     assert part.resume()
     part.train_steps(1)
     assert part.maybe_candidate() is None
