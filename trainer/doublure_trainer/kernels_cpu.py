@@ -493,6 +493,9 @@ def draw(
     even = not mean > _ZERO or not np.isfinite(mean)
     scale = _ZERO if even else share / mean
     least = _ONE if even else _ONE - share
+    if even:  # or nothing times infinity would be no number
+        sums[:] = _ZERO
+        total = 0.0
     step = (least * np.float64(n * tries) + scale * total) / n
     due, passed, i, heavy = offset * step, 0.0, 0, 0.0
     for j in range(n):

@@ -461,7 +461,7 @@ class LiveTrainer:
         if not len(drawn.rows):
             return math.nan, 0
         loss = learner.step(drawn.rows, drawn.weights)
-        if config.tries > 1 and learner.errors is not None:
+        if config.tries > 1 and learner.errors is not None and math.isfinite(loss):
             self._replay.learned(drawn, learner.errors)
         return loss, len(drawn.rows)
 

@@ -55,6 +55,7 @@ class Race:
         self._margin_db = margin_db
         self.active = list(self._terms)
         self._passed = dict.fromkeys(self._terms, 0)  # rungs that each was compared at
+        self._admitted: set[str] = set()  # challengers found worth starting
         self._started: dict[str, int] = {}  # the winner's steps when a challenger started
 
     @property
@@ -94,8 +95,10 @@ class Race:
         now = self.runners()
         challenger = now[-1]
         rungs, at = self._terms[challenger].rungs, self._passed[challenger]
-        if steps[challenger] == 0 and challenger not in self._favourites:
-            return now[:1] if self._terms[challenger].below_db < math.inf else []
+        if challenger not in self._favourites and challenger not in self._admitted:
+            if self._terms[challenger].below_db < math.inf:
+                return now[:1]
+            self._admitted.add(challenger)
         slowest = min(steps[n] for n in now if n == challenger or n in self._favourites)
         return now if at < len(rungs) and slowest >= rungs[at] else []
 
@@ -114,8 +117,10 @@ class Race:
             n: m if math.isfinite(m) else _WORST_DB for n, m in merits.items() if m is not None
         }
         if challenger not in merits:  # is it worth starting?
-            good_enough = known.get(now[0], math.inf) > terms.below_db
-            return [self._drop(challenger)] if good_enough else []
+            if known.get(now[0], math.inf) > terms.below_db:
+                return [self._drop(challenger)]
+            self._admitted.add(challenger)
+            return []
         rung = terms.rungs[self._passed[challenger]]
         for name in now:
             self._passed[name] += 1
@@ -139,6 +144,7 @@ class Race:
             "active": list(self.active),
             "passed": dict(self._passed),
             "started": dict(self._started),
+            "admitted": sorted(self._admitted),
         }
 
     def restore(self, data: Mapping[str, Any]) -> None:
@@ -146,6 +152,7 @@ class Race:
         self.active = list(data["active"])
         self._passed = {name: int(count) for name, count in data["passed"].items()}
         self._started = {name: int(count) for name, count in data["started"].items()}
+        self._admitted = set(data["admitted"])
 
     def _drop(self, name: str) -> str:
         self.active.remove(name)
