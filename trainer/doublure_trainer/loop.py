@@ -578,6 +578,9 @@ class LiveTrainer:
         tensors: dict[str, NDArray[Any]] = {}
         learners: dict[str, Any] = {}
         for name, learner in self._learners.items():
+            if not learner.steps:  # its seed makes it again; half of the bytes early in the race
+                learners[name] = None
+                continue
             arrays, learners[name] = learner.dump(states[name] if states is not None else None)
             tensors |= arrays
         meta: dict[str, Any] = {
@@ -619,7 +622,8 @@ class LiveTrainer:
         if (saved.grid, saved.compact) != (self.config.grid, self.config.compact):
             raise ValueError("models of other sizes")
         for name in active:
-            self._learners[name].take(state.tensors, meta["learners"][name])
+            if (known := meta["learners"][name]) is not None:
+                self._learners[name].take(state.tensors, known)
         for name in [n for n in self._learners if n not in active]:
             self._drop(name)
         self._race.restore(meta["race"])
