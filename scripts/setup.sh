@@ -73,3 +73,13 @@ if [ "$(uname -s)" = Linux ] && ! has_vulkan_driver >/dev/null; then
     # shellcheck disable=SC2086
     need_packages $system_packages || say "going on without a Vulkan driver: the NumPy host will be used"
 fi
+
+# The tests run exported shaders through the usual compilers; nothing else needs them.
+case $extras in
+    *dev*)
+        if ! command -v glslangValidator >/dev/null || ! command -v spirv-val >/dev/null; then
+            need_packages glslang-tools spirv-tools libegl1 libgl1 ||
+                say "going on without shader compilers: the tests of exported shaders are skipped"
+        fi
+        ;;
+esac
