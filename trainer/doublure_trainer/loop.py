@@ -578,7 +578,8 @@ class LiveTrainer:
         tensors: dict[str, NDArray[Any]] = {}
         learners: dict[str, Any] = {}
         for name, learner in self._learners.items():
-            if not learner.steps:  # its seed makes it again; half of the bytes early in the race
+            # One that has not started is made again by its seed: half of the bytes, early on.
+            if not (learner.steps or learner.rollbacks):
                 learners[name] = None
                 continue
             arrays, learners[name] = learner.dump(states[name] if states is not None else None)
