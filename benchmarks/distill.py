@@ -29,6 +29,7 @@ from _distill_report import Cell, figures, plot, print_summary, tables, write_do
 from _streams import FRAMES_PER_S, Array, Picture, frame, hardware, predict, scores, spread, stream
 from doublure_plugin.scenes import SCENES, Scene, choose_scenes
 from doublure_trainer.config import TrainConfig
+from doublure_trainer.fused import prepare
 from doublure_trainer.loop import Candidate, LiveTrainer
 from doublure_trainer.models.presets import preset
 from doublure_trainer.slices import SlicePlan
@@ -252,6 +253,7 @@ def _marks(seconds: float) -> list[float]:
 
 
 def main() -> None:
+    prepare()  # or the first seconds would be torch's
     args = _arguments()
     machine = hardware(args.threads)
     print(f"{machine['cpu']}, {args.threads} thread(s), torch {machine['torch']}", flush=True)

@@ -27,6 +27,7 @@ from _streams import FRAMES_PER_S, Picture, frame, hardware, predict, scores, sp
 from doublure_bridge.scores import tonemap
 from doublure_plugin.scenes import SCENES, Scene, choose_scenes
 from doublure_trainer.config import TrainConfig
+from doublure_trainer.fused import prepare
 from doublure_trainer.loop import Candidate, LiveTrainer
 from doublure_trainer.slices import SlicePlan
 
@@ -34,6 +35,7 @@ MARKS_S = (1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0)
 
 
 def main() -> None:
+    prepare()  # or the first seconds would be torch's
     args = _arguments()
     machine = hardware(args.threads)
     print(f"{machine['cpu']}, {args.threads} thread(s), torch {machine['torch']}", flush=True)
