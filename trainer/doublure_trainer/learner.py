@@ -31,9 +31,9 @@ _VOLUME_SHARE = 0.25
 _LARGEST_PULL = 1 / 16  # beyond it the explicit step on a fourth difference is unstable
 _TRIAL_STEPS = 150
 _TRIAL_GAIN_DB = 0.3
-# With 1.25 one run in three of plasma and fbm stayed coarse for good, 5 to 6 dB lower; sdf gained 2 dB
-# by the fine volume that it had not been given. Hard moving edges, which a fine volume costs 2 to 3
-# dB, are learned almost without one (`planes`).
+# With 1.25 one run in three of plasma and fbm stayed coarse for good, 5 to 6 dB lower; sdf gained
+# 2 dB by the fine volume that it had not been given. Hard moving edges, which a fine volume costs 2
+# to 3 dB, are learned almost without one (`planes`).
 _TRIAL_AGAIN = 2  # times the steps of the last trial
 _FINE_PULL = 0.25  # of the smoothing, where planes must hold the finest detail
 _BETAS = (0.9, 0.99)
