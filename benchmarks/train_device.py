@@ -133,7 +133,7 @@ def _rates(device: torch.device, args: argparse.Namespace) -> list[dict[str, Any
             step = learner._device_step
             assert step is not None
             graph = _timed(step.run, batch, args)
-            eager = _timed(step._body, batch, args)
+            eager = _timed(step.body, batch, args)
             for engine, ms in (("graph", graph), ("eager", eager)):
                 found.append(_row(f"grid {stage} {engine}", batch, ms, args.repeats))
         trainer.close()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from doublure_bridge.models import GridSpec
-from doublure_trainer import fused, kernels_cpu, learner
+from doublure_trainer import fused, kernels_cpu, smoothing
 from doublure_trainer.adam import Adam
 from doublure_trainer.models.grid import Grid, Stage
 from doublure_trainer.models.spline import taps
@@ -143,7 +143,7 @@ def test_smoothing_is_the_learners(spec: GridSpec) -> None:
     for texture, axis in [*((i, a) for i in range(3) for a in (0, 1)), *((3, a) for a in range(3))]:
         grid, values = made(spec, fine=True)
         expected = values[texture].detach().clone()
-        learner._bend(expected, axis + 2, 0.05)
+        smoothing.bend(expected, axis + 2, 0.05)
         engine(grid, values).smooth(texture, axis, 0.05)
         torch.testing.assert_close(values[texture].detach(), expected, rtol=1e-5, atol=1e-6)
 

@@ -7,7 +7,6 @@ they are ready (the first time on a machine they are compiled, for about 15 s) t
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -63,8 +62,6 @@ def _import() -> None:
         if _tried:
             return
         _tried = True
-        if os.environ.get("DOUBLURE_FUSED") == "0":
-            return
         try:
             from . import kernels_cpu
         except ImportError as error:

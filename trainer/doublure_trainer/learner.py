@@ -11,7 +11,7 @@ from doublure_bridge.models import ModelSpec
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .adam import Adam
+from .adam import BETAS, Adam
 from .config import TrainConfig
 from .errors import TrainerError
 from .fused import FusedGrid, ready
@@ -19,16 +19,12 @@ from .models import build
 from .models.grid import Grid, Stage
 from .models.registry import round_tensors
 from .on_device import DeviceStep, Mirror
+from .smoothing import LARGEST_PULL, SMOOTH_EVERY, VOLUME_SHARE, axes, bend
 
 __all__ = ["DivergedError", "Learner", "LearnerState"]
 
 _CHECK_EVERY = 64  # steps between looks at all parameters; the loss is looked at every step
 _MAX_ROLLBACKS = 12
-_SMOOTH_EVERY = 4
-_VOLUME_SHARE = 0.25
-# Soft, busy scenes live on the volume's detail: with a pull of 0.01 on everything they lost 1.5 to
-# 3 dB, while hard moving edges gained 3.
-_LARGEST_PULL = 1 / 16  # beyond it the explicit step on a fourth difference is unstable
 _TRIAL_STEPS = 150
 _TRIAL_GAIN_DB = 0.3
 # With 1.25 one run in three of plasma and fbm stayed coarse for good, 5 to 6 dB lower; sdf gained
@@ -36,7 +32,6 @@ _TRIAL_GAIN_DB = 0.3
 # to 3 dB, are learned almost without one (`planes`).
 _TRIAL_AGAIN = 2  # times the steps of the last trial
 _FINE_PULL = 0.25  # of the smoothing, where planes must hold the finest detail
-_BETAS = (0.9, 0.99)
 
 
 class DivergedError(TrainerError):
@@ -49,13 +44,11 @@ class LearnerState:
 
     Attributes:
         stage: Stage of the volume's growth that the tensors are at.
-        fine: Whether the planes' texels are free: 1, or 0.
         adam_steps: Steps that the moments have seen.
         values, averages, first, second: One tensor a parameter, in the model's order.
     """
 
     stage: int
-    fine: int
     adam_steps: int
     values: list[Tensor]
     averages: list[Tensor]
@@ -120,20 +113,20 @@ class Learner:
         self._device_step: DeviceStep | None = None
         self._loss = float("nan")
         self._seed = seed
-        self._last = self._first = self._stage = self._fine = 0
+        self._last = self._first = self._stage = 0
+        self._fine = self.name == "fine"
         self._growth: tuple[int, ...] = ()
         if isinstance(self.module, Grid):
             self._last = len(self.module.volumes()) - 1
             if self.name == "planes":
                 self._last = 0
-            elif self.name == "fine":
+            elif self._fine:
                 self._last = max(1, self._last - 1)
             # Fewer growth steps than stages: start at a finer one, and end at the finest.
-            growth = () if self.name == "fine" else config.growth
+            growth = () if self._fine else config.growth
             self._growth = growth[: max(0, self._last - 1)]
             self._first = self._stage = self._last - len(self._growth)
-            self._fine = int(self.name == "fine")
-            self.module.set_stage(Stage(self._stage, bool(self._fine)))
+            self.module.set_stage(Stage(self._stage, self._fine))
         self._parameters: list[Tensor] = list(self.module.parameters())
         self._average = [p.detach().clone() for p in self._parameters]
         self._base_rates = self._rates()
@@ -189,14 +182,11 @@ class Learner:
                 mirror,
                 self._config,
                 self._average,
-                self._optimizer.first,
-                self._optimizer.second,
-                self._base_rates,
+                self._optimizer,
                 batch=self._config.device_batch,
                 step=self.steps,
-                count=self._optimizer.steps,
                 rate=self.rate,
-                fine_pull=_FINE_PULL if self._fine else 1.0,
+                smoothing=self._smoothing,
                 seed=self._seed,
             )
             self._loss = float("nan")
@@ -266,7 +256,6 @@ class Learner:
         """A copy of everything that changes with a step, counters aside."""
         return LearnerState(
             self._stage,
-            self._fine,
             self._optimizer.steps,
             [p.detach().clone() for p in self._parameters],
             [a.clone() for a in self._average],
@@ -276,9 +265,9 @@ class Learner:
 
     def restore(self, state: LearnerState) -> None:
         """Go back to a state. Takes copies."""
-        if isinstance(self.module, Grid) and (state.stage, state.fine) != (self._stage, self._fine):
-            self.module.set_stage(Stage(state.stage, bool(state.fine)))
-        self._stage, self._fine = state.stage, state.fine
+        if isinstance(self.module, Grid) and state.stage != self._stage:
+            self.module.set_stage(Stage(state.stage, self._fine))
+        self._stage = state.stage
         # Asked once: the loops may become ready, on their thread, between two of these tensors.
         self._fuse = self._can_fuse and ready()
         self._parameters = list(self.module.parameters())
@@ -399,7 +388,7 @@ class Learner:
             return value
         self._optimizer.steps += 1
         rates = [r * rate for r in self._base_rates]
-        engine.update(rates, _BETAS, self._optimizer.steps, keep)
+        engine.update(rates, BETAS, self._optimizer.steps, keep)
         for texture, axis, pull in self._pulls(rate):
             engine.smooth(texture, axis, pull)
         return value
@@ -425,26 +414,25 @@ class Learner:
         loss.backward()
         self._optimizer.step(rate)
         for texture, axis, pull in self._pulls(rate):
-            _bend(self._parameters[texture].detach(), axis + 2, pull)
+            bend(self._parameters[texture].detach(), axis + 2, pull)
         with torch.no_grad():
             torch._foreach_lerp_(self._average, self._parameters, 1.0 - keep)
         return value
 
-    def _pulls(self, rate: float) -> list[tuple[int, int, float]]:
-        """Which textures are now smoothed along which of their axes, and how strongly.
+    @property
+    def _smoothing(self) -> float:
+        return self._config.smoothing * (_FINE_PULL if self._fine else 1.0)
 
-        Texels are pulled along t, and planes along x and y too, towards their neighbours' straight
-        line: a gradient step on the squared second difference, apart from Adam (as AdamW decays
-        weights apart), so that it acts at full strength where data says little: in the gaps of t,
-        and between the pixels of a hard edge, which otherwise comes out ragged.
-        """
-        strength = self._config.smoothing * rate * _SMOOTH_EVERY
-        if self._fine:
-            strength *= _FINE_PULL
-        if not isinstance(self.module, Grid) or not strength or (self.steps + 1) % _SMOOTH_EVERY:
+    def _pulls(self, rate: float) -> list[tuple[int, int, float]]:
+        """Which textures are now smoothed along which of their own axes, and how strongly."""
+        strength = self._smoothing * rate * SMOOTH_EVERY
+        if not isinstance(self.module, Grid) or not strength or (self.steps + 1) % SMOOTH_EVERY:
             return []
-        plane, volume = (min(s, _LARGEST_PULL) for s in (strength, strength * _VOLUME_SHARE))
-        return [*((i, axis, plane) for i in range(3) for axis in (0, 1)), (3, 0, volume)]
+        found = []
+        for i, texels in enumerate(self._parameters[:4]):
+            share = VOLUME_SHARE if texels.dim() == 5 else 1.0
+            found += [(i, a - 2, min(strength * share, LARGEST_PULL)) for a in axes(texels)]
+        return found
 
     def _rates(self) -> list[float]:
         """Learning rate of each parameter, in their order."""
@@ -480,13 +468,12 @@ class Learner:
         now = self.state()
 
         def at_stage(values: list[Tensor]) -> list[Tensor]:
-            target = Stage(stage, bool(self._fine))
+            target = Stage(stage, self._fine)
             return [grid.resized(i, target, v) for i, v in enumerate(values)]
 
         self.restore(
             LearnerState(
                 stage,
-                self._fine,
                 now.adam_steps,
                 at_stage(now.values),
                 at_stage(now.averages),
@@ -507,18 +494,6 @@ class Learner:
         self.rate *= 0.5
         self._trial = None
         self.restore(self._good)
-
-
-def _bend(texels: Tensor, axis: int, pull: float) -> None:
-    """Pull texels towards the straight line through their neighbours along an axis, in place."""
-    inner = texels.shape[axis] - 2
-    if inner < 1:
-        return
-    before, at, after = (texels.narrow(axis, i, inner) for i in range(3))
-    bend = (before + after).sub_(at, alpha=2.0).mul_(pull)
-    before.sub_(bend)
-    after.sub_(bend)
-    at.add_(bend, alpha=2.0)
 
 
 _PLAIN = ("steps", "rollbacks", "rate", "_trial_at")

@@ -13,16 +13,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .adam import Adam
 from .config import TrainConfig
 from .models.grid import Grid
-from .replay import Replay
+from .replay import WEIGHT_STEPS, Replay
+from .smoothing import LARGEST_PULL, SMOOTH_EVERY, VOLUME_SHARE, axes, bend
 
 __all__ = ["DeviceStep", "Mirror"]
 
-_BETAS = (0.9, 0.99)
 _WARM_UP = 3  # steps before the capture: lazy initialisation may not be captured
-_LARGEST_PULL = 1 / 16
-_SMOOTH_EVERY = 4
 
 
 class Mirror:
@@ -39,7 +38,7 @@ class Mirror:
         self.errors = torch.ones(slots, device=device)
         self.unknown = torch.ones((), device=device)
         """Root of the error that rows are taken to have before they were learned from."""
-        self.table = torch.zeros(slots // capacity * 8, dtype=torch.int64, device=device)
+        self.table = torch.zeros(slots // capacity * WEIGHT_STEPS, dtype=torch.int64, device=device)
         self.filled = torch.zeros((), dtype=torch.int64, device=device)
         self.sizes = torch.zeros(slots // capacity, dtype=torch.int64, device=device)
         self.empty = True
@@ -82,15 +81,25 @@ class Mirror:
         weights = density[chosen] ** -config.error_power
         return self.rows[slots], weights / weights.mean(), slots
 
+    def learned(self, slots: Tensor, errors: Tensor) -> None:
+        """Note the errors of rows that were drawn; those that are not finite say nothing."""
+        roots = errors.sqrt()
+        finite = torch.isfinite(roots)
+        self.errors[slots] = torch.where(finite, roots, self.unknown)
+        mean = torch.where(finite, roots, 0.0).sum() / finite.sum().clamp(min=1)
+        self.unknown.copy_(torch.where(finite.any(), mean, self.unknown))
+
 
 class DeviceStep:
     """The captured step of one grid learner; borrows its tensors and writes into them.
 
+    It does what `Learner.step` does, with every number that changes between steps on the device.
+
     Args:
-        values, averages, first, second: In the order of `grid.parameters()`.
-        rates: Learning rate of each.
-        step: Steps of the learner so far; `count`: steps that the moments have seen.
-        fine_pull: Factor on the smoothing.
+        averages: In the order of `grid.parameters()`.
+        optimizer: Of these parameters. Its `steps` are left to the caller.
+        step: Steps of the learner so far.
+        rate: Factor on every learning rate.
     """
 
     def __init__(
@@ -99,27 +108,22 @@ class DeviceStep:
         mirror: Mirror,
         config: TrainConfig,
         averages: Sequence[Tensor],
-        first: Sequence[Tensor],
-        second: Sequence[Tensor],
-        rates: Sequence[float],
+        optimizer: Adam,
         *,
         batch: int,
         step: int,
-        count: int,
         rate: float,
-        fine_pull: float,
+        smoothing: float,
         seed: int,
     ) -> None:
         self._grid, self._mirror, self._config = grid, mirror, config
         self._values: list[Tensor] = list(grid.parameters())
-        self._averages, self._first, self._second = list(averages), list(first), list(second)
+        self._averages = list(averages)
+        self._optimizer = optimizer
         device = mirror.rows.device
         self.batch = batch
-        self._fine_pull = fine_pull
-        self._rates = [torch.tensor(r, device=device) for r in rates]
+        self._rate, self._smoothing = rate, smoothing
         self._step = torch.tensor(float(step), device=device, dtype=torch.float64)
-        self._count = torch.tensor(float(count), device=device, dtype=torch.float64)
-        self._rate = torch.tensor(rate, device=device, dtype=torch.float64)
         self.loss = torch.zeros((), device=device)
         self._generator = torch.Generator(device=device)
         self._generator.manual_seed((seed << 20) + step)
@@ -131,31 +135,35 @@ class DeviceStep:
         if not self._graphs:
             self._capture()
         self._runs += 1
-        self._graphs[self._runs % _SMOOTH_EVERY == 0].replay()
+        self._graphs[self._runs % SMOOTH_EVERY == 0].replay()
 
     def _capture(self) -> None:
-        held = [self._step, self._count, *self._values, *self._averages, *self._first]
-        held += [*self._second, self._mirror.errors, self._mirror.unknown]
+        adam = self._optimizer
+        held = [self._step, *self._values, *self._averages, *adam.first, *adam.second]
+        held += [*adam.counts, self._mirror.errors, self._mirror.unknown]
+        steps = adam.steps
         kept = [t.detach().clone() for t in held]
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP):
-                self._body()
+                self.body()
         torch.cuda.current_stream().wait_stream(stream)
         graphs = {}
-        for smooth in (False, True) if self._config.smoothing else (False,):
+        for smooth in (False, True):
             graph = graphs[smooth] = torch.cuda.CUDAGraph()
             graph.register_generator_state(self._generator)
             with torch.cuda.graph(graph):
-                self._body(smooth=smooth)
+                self.body(smooth=smooth)
         with torch.no_grad():
             for tensor, value in zip(held, kept, strict=True):
                 tensor.copy_(value)
-        self._graphs = graphs if True in graphs else {False: graph, True: graph}
+        adam.steps = steps
+        self._graphs = graphs
 
-    def _body(self, *, smooth: bool = True) -> None:
-        config, mirror = self._config, self._mirror
+    def body(self, *, smooth: bool = True) -> None:
+        """What is captured: one step, on whatever device the tensors are."""
+        config, mirror, step = self._config, self._mirror, self._step
         rows, weights, slots = mirror.draw(self.batch, self._generator, config)
         target = rows[:, 3:]
         soft = target.abs().clamp(max=1.0) + config.relative
@@ -164,52 +172,24 @@ class DeviceStep:
         gradients = torch.autograd.grad(loss, self._values)
         with torch.no_grad():
             self.loss.copy_(loss)
-            root = own.sqrt()
-            mirror.errors[slots] = root
-            mirror.unknown.copy_(root.mean())
-            self._update(gradients, smooth=smooth)
+            mirror.learned(slots, own)
+            for value, gradient in zip(self._values, gradients, strict=True):
+                value.grad = gradient
+            decay = config.floor + (1.0 - config.floor) / (1.0 + step / config.half_life)
+            scale = (decay * self._rate).float()
+            self._optimizer.step(scale)
+            if smooth and self._smoothing:
+                self._bend(scale * (self._smoothing * SMOOTH_EVERY))
+            keep = torch.clamp((2.0 + step) / (11.0 + step), max=config.ema).float()
+            pairs = zip(self._values, self._averages, strict=True)
+            ways = [value - average for value, average in pairs]
+            torch._foreach_mul_(ways, 1.0 - keep)
+            torch._foreach_add_(self._averages, ways)
+            self._step += 1
 
-    def _update(self, gradients: Sequence[Tensor], *, smooth: bool) -> None:
-        config, step = self._config, self._step
-        decay = config.floor + (1.0 - config.floor) / (1.0 + step / config.half_life)
-        decay = decay * self._rate
-        keep = torch.clamp((2.0 + step) / (11.0 + step), max=config.ema).float()
-        self._count += 1
-        b1, b2 = _BETAS
-        grown1 = (1.0 - b1**self._count).float()
-        grown2 = (1.0 - b2**self._count).sqrt().float()
-        torch._foreach_lerp_(self._first, list(gradients), 1.0 - b1)
-        torch._foreach_mul_(self._second, b2)
-        torch._foreach_addcmul_(self._second, list(gradients), list(gradients), 1.0 - b2)
-        roots = torch._foreach_sqrt(self._second)
-        torch._foreach_div_(roots, grown2)
-        torch._foreach_add_(roots, 1e-8)
-        moves = torch._foreach_div(self._first, roots)
-        scale = (decay.float() / grown1).neg()
-        torch._foreach_mul_(moves, [scale * r for r in self._rates])
-        torch._foreach_add_(self._values, moves)
-        if smooth:
-            pull = (decay * (config.smoothing * self._fine_pull * _SMOOTH_EVERY)).float()
-            for texels in self._values[:4]:
-                axes = (2,) if texels.dim() == 5 else (2, 3)
-                share = 0.25 if texels.dim() == 5 else 1.0
-                limited = torch.clamp(pull * share, max=_LARGEST_PULL)
-                for axis in axes:
-                    _bend(texels.detach(), axis, limited)
-        ways = [
-            value - average for value, average in zip(self._values, self._averages, strict=True)
-        ]
-        torch._foreach_mul_(ways, 1.0 - keep)
-        torch._foreach_add_(self._averages, ways)
-        self._step += 1
-
-
-def _bend(texels: Tensor, axis: int, pull: Tensor) -> None:
-    inner = texels.shape[axis] - 2
-    if inner < 1:
-        return
-    before, at, after = (texels.narrow(axis, i, inner) for i in range(3))
-    bend = (before + after - 2.0 * at) * pull
-    before.sub_(bend)
-    after.sub_(bend)
-    at.add_(2.0 * bend)
+    def _bend(self, pull: Tensor) -> None:
+        for texels in self._values[:4]:
+            share = VOLUME_SHARE if texels.dim() == 5 else 1.0
+            limited = torch.clamp(pull * share, max=LARGEST_PULL)
+            for axis in axes(texels):
+                bend(texels.detach(), axis, limited)

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from .fused import compiled_draw
 from .slices import HELD_OUT, TEST, TRAIN, Plan
 
-__all__ = ["Changes", "Drawn", "Replay", "ReplayCounters", "Reservoir"]
+__all__ = ["WEIGHT_STEPS", "Changes", "Drawn", "Replay", "ReplayCounters", "Reservoir"]
 
 Rows = NDArray[np.float32]
 
 _FULL_WEIGHT_ROWS = 512
 # A stratum with fewer rows than this is drawn proportionally less, so that a handful of pixels
 # from a frame that was cut short is not repeated until it is learned by heart.
-_WEIGHT_STEPS = 8
+WEIGHT_STEPS = 8
 _COORDINATE_SLACK = 1e-3  # float32 rounding on the far side; anything further out is refused
 
 
@@ -404,7 +404,7 @@ class Replay:
         if self._table_stale:
             sizes = self._reservoirs[TRAIN].sizes
             filled = np.flatnonzero(sizes)
-            weight = np.minimum(sizes[filled], _FULL_WEIGHT_ROWS) * _WEIGHT_STEPS
+            weight = np.minimum(sizes[filled], _FULL_WEIGHT_ROWS) * WEIGHT_STEPS
             self._table = np.repeat(filled, np.maximum(1, weight // _FULL_WEIGHT_ROWS))
             self._table_stale = False
         return self._table

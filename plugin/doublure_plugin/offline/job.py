@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 from doublure_bridge.dataset import MANIFEST
@@ -155,12 +154,7 @@ class TrainingJob:
     def __enter__(self) -> TrainingJob:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # -- the watching thread ------------------------------------------------------------------
@@ -193,7 +187,6 @@ class TrainingJob:
         except ValueError:
             end = {"error": f"its keeper was {describe_exit(self._keeper.returncode)}"}
         status = end.get("status")
-        error: TrainingError | None = None
         if status == 0 and (self.model_directory / _WEIGHTS).is_file():
             self._status = replace(self._status, state="done", step=self._status.steps, eta_s=0.0)
             self.result.set_result(self.model_directory)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from ..digest import Source
 from ..hosts import Host, HostError, open_host
 from ..scenes import Scene
@@ -55,12 +53,7 @@ class SceneHost:
     def __enter__(self) -> SceneHost:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
