@@ -250,6 +250,7 @@ while session.stats.sent < 20:
     session.capture(pixels, 0.5)
     time.sleep(0.005)
 print(session.trainer_pid, flush=True)
+sys.stdin.readline()
 {then}
 """
 
@@ -259,8 +260,8 @@ print(session.trainer_pid, flush=True)
     [
         ("", None, 0),
         ("1 / 0", None, 1),
-        ("time.sleep(60)", signal.SIGKILL, -9),
-        ("time.sleep(60)", signal.SIGINT, -2),
+        ("", signal.SIGKILL, -9),
+        ("", signal.SIGINT, -2),
     ],
 )
 def test_a_host_that_leaves_takes_everything_along(
@@ -268,16 +269,23 @@ def test_a_host_that_leaves_takes_everything_along(
 ) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", HOST.format(python=python, then=then)],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
-    assert process.stdout is not None
-    server = int(process.stdout.readline())
-    family = [server, *(p.pid for p in psutil.Process(server).children(recursive=True))]
-    assert len(family) >= 2
-    if end is not None:
-        process.send_signal(end)
-    assert process.wait(10) == status
-    process.stdout.close()
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            server = psutil.Process(int(process.stdout.readline()))
+            wait_for(lambda: server.children(recursive=True), "a job")
+            family = [server.pid, *(p.pid for p in server.children(recursive=True))]
+            if end is None:  # otherwise the host waits on, until the signal
+                process.stdin.write("\n")
+                process.stdin.flush()
+            else:
+                process.send_signal(end)
+            assert process.wait(10) == status
+        finally:
+            process.kill()
     wait_for(lambda: not any(map(alive, family)), "server and jobs gone", timeout_s=5)
 
 
