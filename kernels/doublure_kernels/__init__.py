@@ -1,0 +1,1 @@
+"""The differentiable rasterizer of soft triangles."""
