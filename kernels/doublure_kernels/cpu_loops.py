@@ -1,0 +1,852 @@
+"""The soft triangle rasterizer as compiled loops: spans in, pixels and gradients out.
+
+How a tile of 64 x 16 pixels is drawn (docs/rasterizer.md has the formulas):
+
+1. Its triangles are listed front to back. For every row, three half planes and the padded bounding
+   box give the span of pixels where the weight can exceed the threshold, and within it the span
+   where coverage is 1 to the last bit; there no geometry is needed. Spans are whole blocks of 8.
+2. Front to back over the list: weights, and the transmittance T above each (pixel, triangle) pair,
+   which is stored with what the gradients need of the geometry. Once nothing shines through, the
+   rest of the list is left out.
+3. Back to front: with g = dL/dC of the finished pixel, a pair's gradient is dL/dw = T (g·c - D),
+   where D = g·C_below runs along as D += w (g·c - D). No division by 1 - w, so that opaque
+   triangles are as exact as any.
+
+Precision: a float32 coordinate loses up to 6e-8 of the image, which is visible in a sigmoid of
+sigma .0015. So distances are measured from where an edge crosses the row, and from the vertices,
+each as the sum of two floats (`_split`): their error is relative to the distance itself.
+
+Sums run in a fixed order: over a row's lanes, rows, tiles, and 16 or more rows of tiles a segment;
+segments are added in order, whichever thread drew them. A pixel's bits depend on nothing else.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, overload
+
+from .scene import COMPACT_RADIUS, CULL_WEIGHT
+
+__all__ = [
+    "ACC",
+    "BLOCK",
+    "FIELDS",
+    "GEO",
+    "ROOM",
+    "TILE_H",
+    "TILE_W",
+    "draw",
+    "finish",
+    "segment_rows",
+    "setup",
+]
+
+TILE_W, TILE_H, BLOCK = 64, 16, 8
+GEO = 40  # float64 values a triangle, see `setup`
+FIELDS = 7  # stored values a (pixel, triangle) pair
+PLANES = 9  # stored values a pixel of the tile
+ROOM = 1 << 22  # (pixel, triangle) pairs that can be stored
+ACC = 12  # sums a triangle: r g b, weight, six of the vertices, sigma, spare
+_CHUNK = 32768  # pairs held at a time: what they need stays in the second-level cache
+_FAR = 1e18  # coordinates are cut here, so that float32 squares stay finite
+
+_at = np.uintp  # an unsigned index: Numba then emits no check for negative ones
+
+_SUMS = {"contract", "reassoc", "nsz"}
+_EXACT = {"contract", "nsz"}  # not reassoc: (x - hi) - lo must not become x - (hi + lo)
+
+
+def _compiled(flags: set[str], **options: Any) -> Any:
+    compiler: Any = njit  # its stubs know no set of fast-math flags
+    return compiler(fastmath=flags, error_model="numpy", nogil=True, cache=True, **options)
+
+
+# --- scalars --------------------------------------------------------------------------------------
+
+
+@intrinsic
+def _float_of_bits(_typing, bits):  # pragma: no cover - runs in the compiler
+    def generate(_context, builder, _signature, arguments):
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(bits), generate
+
+
+def _exp_minus(x):
+    """e^-x of x >= 0."""
+    return math.exp(-x)
+
+
+@overload(_exp_minus, inline="always")
+def _exp_minus_compiled(x):
+    if x != types.float32:
+        return lambda x: math.exp(-x)
+
+    def single(x):
+        # 2^-k · 2^f with f in [-½, ½]; the polynomial is 2^f's at Chebyshev points, error 3e-9.
+        y = min(x, np.float32(87.0)) * np.float32(-1.4426950408889634)
+        whole = np.int32(y - np.float32(0.5))
+        f = y - np.float32(whole)
+        p = np.float32(0.00015461444724808513)
+        p = p * f + np.float32(0.0013400428177711937)
+        p = p * f + np.float32(0.00961805667843204)
+        p = p * f + np.float32(0.05550327226669895)
+        p = p * f + np.float32(0.24022650922289554)
+        p = p * f + np.float32(0.6931472067028329)
+        p = p * f + np.float32(1.0)
+        return p * _float_of_bits(np.int32((whole + 127) << 23))
+
+    return single
+
+
+@_compiled(_EXACT)
+def segment_rows(height):
+    """Rows that are summed as one: whole tiles, at most 32 segments an image."""
+    tiles = (height + TILE_H - 1) // TILE_H
+    return TILE_H * max(1, (tiles + 31) // 32)
+
+
+# --- a triangle, once -----------------------------------------------------------------------------
+
+# Places in a triangle's row of `geo`: normalised coordinates, lengths in image widths and heights.
+_LIVE, _ALPHA, _OUT, _IN, _INVERSE, _FLAT, _OPEN = 0, 1, 2, 3, 4, 5, 6
+_LEFT, _RIGHT, _TOP, _BOTTOM = 7, 8, 9, 10  # where it may be drawn at all
+_VERTEX = 11  # x y, three times
+_EDGE = 17  # unit tangent x y, unit normal x y (inwards), 1/length; three times
+
+
+@_compiled(_EXACT)
+def setup(params, sigma, counts, compact, bbox, geo, first, last):
+    """Work out what does not depend on the pixel, for triangles `first` to `last` of the batch.
+
+    Args:
+        params: [B, T, 10].
+        sigma: [B, T].
+        counts: [B].
+        compact: Whether the kernel is the compact one.
+        bbox: Whether to cut at the bounding box padded by 6 sigma.
+        geo: [B, T, GEO] float64, written.
+    """
+    triangles = params.shape[1]
+    single = params.itemsize == 4
+    for index in range(first, last):
+        b, t = index // triangles, index % triangles
+        v, g = params[b, t], geo[b, t]
+        s = np.float64(sigma[b, t])
+        finite = math.isfinite(s)
+        for i in range(10):
+            finite &= math.isfinite(v[i])
+        alpha = min(max(np.float64(v[9]), 0.0), 1.0) if finite else 0.0
+        g[_LIVE] = 0.0
+        if t >= counts[b] or not finite or alpha <= CULL_WEIGHT:
+            continue
+        g[_LIVE] = 1.0
+        g[_ALPHA] = alpha
+        g[_OPEN] = 1.0 if 0.0 < v[9] < 1.0 else 0.0  # a clamped opacity gets no gradient
+        g[_INVERSE] = min(1.0 / s, 1e30)
+        if compact:
+            g[_OUT] = g[_IN] = COMPACT_RADIUS * s
+        else:
+            # a / (1 + e^(r / s)) = CULL_WEIGHT; a little more, since the weight itself is compared.
+            g[_OUT] = s * (math.log(alpha / CULL_WEIGHT - 1.0) + 1e-3)
+            g[_IN] = s * (17.5 if single else 38.0)
+        x0, y0, x1 = np.float64(v[0]), np.float64(v[1]), np.float64(v[2])
+        y1, x2, y2 = np.float64(v[3]), np.float64(v[4]), np.float64(v[5])
+        left, right = min(x0, x1, x2), max(x0, x1, x2)
+        top, bottom = min(y0, y1, y2), max(y0, y1, y2)
+        pad = g[_OUT]
+        g[_LEFT], g[_RIGHT], g[_TOP], g[_BOTTOM] = left - pad, right + pad, top - pad, bottom + pad
+        if bbox:
+            pad = 6.0 * s
+            g[_LEFT], g[_RIGHT] = max(g[_LEFT], left - pad), min(g[_RIGHT], right + pad)
+            g[_TOP], g[_BOTTOM] = max(g[_TOP], top - pad), min(g[_BOTTOM], bottom + pad)
+        area = (x1 - x0) * (y2 - y0) - (y1 - y0) * (x2 - x0)
+        g[_FLAT] = 1.0 if area == 0.0 else 0.0
+        turn = -1.0 if area < 0.0 else 1.0
+        for k in range(3):
+            e, n = _EDGE + 5 * k, (k + 1) % 3
+            ax, ay = np.float64(v[2 * k]), np.float64(v[2 * k + 1])
+            bx, by = np.float64(v[2 * n]), np.float64(v[2 * n + 1])
+            g[_VERTEX + 2 * k], g[_VERTEX + 2 * k + 1] = ax, ay
+            length = math.hypot(bx - ax, by - ay)
+            # A point has no direction: along the axes its distance comes out right.
+            tx, ty = ((bx - ax) / length, (by - ay) / length) if length > 0.0 else (1.0, 0.0)
+            g[e], g[e + 1] = tx, ty
+            g[e + 2], g[e + 3] = -ty * turn, tx * turn
+            g[e + 4] = min(1.0 / length, 1e30) if length > 0.0 else 0.0
+
+
+# --- a triangle on a row --------------------------------------------------------------------------
+
+# Places in a row's constants `k`, in the scene's own dtype.
+_K_EDGE = (
+    0  # slope, crossing high and low, offset, tangent x y, along y at A and B, normal x y, 1/L
+)
+_K_STRIDE = 11
+_K_VERTEX = 33  # x high and low in pixels, three times
+_K_PIXEL, _K_INVERSE, _K_ALPHA, _K_CULL, _K_INSIDE, _K_POINT = 39, 40, 41, 42, 43, 44
+_CONSTANTS = 45
+
+
+@_compiled(_EXACT)
+def _spans(g, x0, y, width, height, columns, span):
+    """Where on row `y` of the tile at `x0` a triangle is drawn: pixels of the tile, [4] in `span`.
+
+    From `span[0]` to `span[3]` it may weigh something, from `span[1]` to `span[2]` its coverage is
+    1; all are multiples of 8.
+    """
+    py, px = (y + 0.5) / height, (x0 + 0.5) / width
+    low = (g[_LEFT] - px) * width
+    high = (g[_RIGHT] - px) * width
+    inner_low, inner_high = 0.0, np.float64(columns)
+    if py < g[_TOP] or py > g[_BOTTOM]:
+        high = -1.0
+    if g[_FLAT] == 0.0:
+        out, full = g[_OUT], g[_IN]
+        for k in range(3):
+            e = _EDGE + 5 * k
+            nx, ny = g[e + 2], g[e + 3]
+            # The distance inwards at the tile's first pixel, and its growth a pixel.
+            d = nx * (px - g[_VERTEX + 2 * k]) + ny * (py - g[_VERTEX + 2 * k + 1])
+            if abs(nx) < 1e-9:
+                margin = 1e-8 + 1e-6 * abs(d)
+                if d < -out - margin:
+                    high = -1.0
+                if d < full + margin:
+                    inner_high = -1.0
+            else:
+                step = width / nx
+                outer, inner = (-out - d) * step, (full - d) * step
+                if nx > 0.0:
+                    low, inner_low = max(low, outer), max(inner_low, inner)
+                else:
+                    high, inner_high = min(high, outer), min(inner_high, inner)
+    else:
+        inner_high = -1.0
+    low, high = max(low - 0.01, 0.0), min(high + 0.01, columns - 1.0)
+    if not low <= high:
+        span[0] = span[1] = span[2] = span[3] = 0
+        return 0
+    first = np.int32(math.ceil(low)) & ~7
+    last = (np.int32(math.floor(high)) + 8) & ~7
+    span[0], span[3] = first, last
+    span[1] = span[2] = last
+    inner_low, inner_high = inner_low + 0.01, min(inner_high - 0.01, columns - 1.0)
+    if inner_low + 8.0 <= inner_high + 1.0:
+        a = max((np.int32(math.ceil(inner_low)) + 7) & ~7, first)
+        # The last block of a tile may reach beyond the image; nobody sees what is drawn there.
+        z = last if inner_high >= columns - 1.0 else (np.int32(math.floor(inner_high)) + 1) & ~7
+        if a < z:
+            span[1], span[2] = a, z
+    return last - first
+
+
+@_compiled(_EXACT)
+def _constants(g, x0, y, width, height, compact, k):
+    """What the pixel loops need of a triangle on one row, in `k`."""
+    kind = k.dtype.type
+    py, px = (y + 0.5) / height, (x0 + 0.5) / width
+    for j in range(3):
+        vx = (g[_VERTEX + 2 * j] - px) * width
+        vx = min(max(vx, -_FAR), _FAR)
+        high = kind(vx)
+        k[_K_VERTEX + 2 * j] = high
+        k[_K_VERTEX + 2 * j + 1] = kind(vx - np.float64(high))
+    for j in range(3):
+        e, o, n = _EDGE + 5 * j, _K_EDGE + _K_STRIDE * j, (j + 1) % 3
+        tx, ty, nx, ny = g[e], g[e + 1], g[e + 2], g[e + 3]
+        dya = py - g[_VERTEX + 2 * j + 1]
+        d = nx * (px - g[_VERTEX + 2 * j]) + ny * dya
+        k[o] = kind(nx / width)
+        crossing = -d * width / nx if nx != 0.0 else np.inf
+        if abs(crossing) < 1e6:
+            high = kind(crossing)
+            k[o + 1], k[o + 2], k[o + 3] = high, kind(crossing - np.float64(high)), kind(0.0)
+        else:  # nearly along the row: the distance hardly changes
+            k[o + 1], k[o + 2], k[o + 3] = kind(0.0), kind(0.0), kind(min(max(d, -_FAR), _FAR))
+        k[o + 4], k[o + 5] = kind(tx), kind(ty)
+        k[o + 6] = kind(min(max(ty * dya, -_FAR), _FAR))
+        k[o + 7] = kind(min(max(ty * (py - g[_VERTEX + 2 * n + 1]), -_FAR), _FAR))
+        k[o + 8], k[o + 9], k[o + 10] = kind(nx), kind(ny), kind(g[e + 4])
+    k[_K_PIXEL] = kind(1.0 / width)
+    k[_K_INVERSE] = kind(g[_INVERSE] / (2.0 * COMPACT_RADIUS) if compact else g[_INVERSE])
+    k[_K_ALPHA] = kind(g[_ALPHA])
+    k[_K_CULL] = kind(CULL_WEIGHT)
+    k[_K_INSIDE] = kind(1e30 if g[_FLAT] else 0.0)  # a flat triangle has no inside
+    k[_K_POINT] = kind(1e-9)
+
+
+@njit(inline="always")
+def _edge(k, o, x, dxa, dxb, zero, one):
+    """Signed distance to an edge's line, how far beyond its ends, place along it, and distance²."""
+    p = k[o] * ((x - k[o + 1]) - k[o + 2]) + k[o + 3]
+    la = k[o + 4] * dxa + k[o + 6]
+    lb = k[o + 4] * dxb + k[o + 7]
+    beyond = (la if la < zero else zero) + (lb if lb > zero else zero)
+    t = la * k[o + 10]
+    t = zero if t < zero else t
+    t = one if t > one else t
+    return p, beyond, t, beyond * beyond + p * p
+
+
+@njit(inline="always")
+def _nearest(k, x, zero, one):
+    """Distance² to the boundary, the vector from it, weights of the first two vertices, inside."""
+    h = k[_K_PIXEL]
+    dx0 = ((x - k[_K_VERTEX]) - k[_K_VERTEX + 1]) * h
+    dx1 = ((x - k[_K_VERTEX + 2]) - k[_K_VERTEX + 3]) * h
+    dx2 = ((x - k[_K_VERTEX + 4]) - k[_K_VERTEX + 5]) * h
+    p0, s0, t0, m0 = _edge(k, 0, x, dx0, dx1, zero, one)
+    p1, s1, t1, m1 = _edge(k, 11, x, dx1, dx2, zero, one)
+    p2, s2, t2, m2 = _edge(k, 22, x, dx2, dx0, zero, one)
+    low = p1 if p1 < p0 else p0
+    low = p2 if p2 < low else low
+    inside = low >= k[_K_INSIDE]
+    first = m1 < m0
+    best = m1 if first else m0
+    third = m2 < best
+    best = m2 if third else best
+    ux = s1 * k[15] + p1 * k[19] if first else s0 * k[4] + p0 * k[8]
+    uy = s1 * k[16] + p1 * k[20] if first else s0 * k[5] + p0 * k[9]
+    ux = s2 * k[26] + p2 * k[30] if third else ux
+    uy = s2 * k[27] + p2 * k[31] if third else uy
+    b0 = zero if first else one - t0
+    b1 = one - t1 if first else t0
+    b0 = t2 if third else b0
+    b1 = zero if third else b1
+    return best, ux, uy, b0, b1, inside
+
+
+@njit(inline="always")
+def _sigmoid(k, d, inside, one):
+    """Coverage, and its derivative times sigma."""
+    e = _exp_minus(d * k[_K_INVERSE])
+    r = one / (one + e)
+    s = e * r
+    return (r if inside else s), s * r
+
+
+@njit(inline="always")
+def _smoothstep(k, d, inside, zero, one):
+    """The compact kernel's coverage, and its derivative times sigma."""
+    z = d * k[_K_INVERSE]
+    half = one / (one + one)
+    u = half + (z if inside else -z)
+    u = zero if u < zero else u
+    u = one if u > one else u
+    return u * u * (one + one + one - u - u), u * (one - u)
+
+
+@njit(inline="always")
+def _fixed(k):
+    """The constants as values, which the compiler then knows that no store can change."""
+    return (
+        k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], k[8], k[9], k[10], k[11], k[12], k[13],
+        k[14], k[15], k[16], k[17], k[18], k[19], k[20], k[21], k[22], k[23], k[24], k[25], k[26],
+        k[27], k[28], k[29], k[30], k[31], k[32], k[33], k[34], k[35], k[36], k[37], k[38], k[39],
+        k[40], k[41], k[42], k[43], k[44],
+    )  # fmt: skip
+
+
+# --- pixels of a row ------------------------------------------------------------------------------
+
+# Fields lie at fixed distances in one array, and so do the pixels' values in another: the compiler
+# then proves that they do not overlap, and needs no checks before it uses vectors.
+# Of a pair: weight, transmittance above, the distance's direction x y times slope, weights of two
+# vertices, distance times slope.
+_W, _ABOVE, _GX, _GY, _W0, _W1, _WS = (_at(ROOM * i) for i in range(FIELDS))
+# Of a pixel of the tile: transmittance, colour, dL/dC and dL/dalpha, g · colour below.
+_PLANE = TILE_W * TILE_H
+_LIGHT, _RED, _GREEN, _BLUE, _GR, _GG, _GB, _GA, _BELOW = (_at(_PLANE * i) for i in range(PLANES))
+
+
+@_compiled(_EXACT)
+def _weigh(n, at, x, compact, k, store):
+    """Weights of `n` pixels from `x` on."""
+    c = _fixed(k)
+    zero, one = k.dtype.type(0), k.dtype.type(1)
+    start = k.dtype.type(x)
+    if compact:
+        for i in range(_at(n)):
+            near, _, _, _, _, inside = _nearest(c, start + k.dtype.type(np.int32(i)), zero, one)
+            cover, _ = _smoothstep(c, np.sqrt(near), inside, zero, one)
+            v = c[_K_ALPHA] * cover
+            store[at + i] = v if v > c[_K_CULL] else zero
+    else:
+        for i in range(_at(n)):
+            near, _, _, _, _, inside = _nearest(c, start + k.dtype.type(np.int32(i)), zero, one)
+            cover, _ = _sigmoid(c, np.sqrt(near), inside, one)
+            v = c[_K_ALPHA] * cover
+            store[at + i] = v if v > c[_K_CULL] else zero
+
+
+@_compiled(_EXACT)
+def _measure(n, at, x, compact, k, store):
+    """Weights, and what the gradients need of the geometry."""
+    c = _fixed(k)
+    zero, one = k.dtype.type(0), k.dtype.type(1)
+    start = k.dtype.type(x)
+    if compact:
+        for i in range(_at(n)):
+            near, ux, uy, b0, b1, inside = _nearest(c, start + k.dtype.type(np.int32(i)), zero, one)
+            d = np.sqrt(near)
+            cover, slope = _smoothstep(c, d, inside, zero, one)
+            _keep(store, at + i, c, d, cover, slope, ux, uy, b0, b1, inside, zero, one)
+    else:
+        for i in range(_at(n)):
+            near, ux, uy, b0, b1, inside = _nearest(c, start + k.dtype.type(np.int32(i)), zero, one)
+            d = np.sqrt(near)
+            cover, slope = _sigmoid(c, d, inside, one)
+            _keep(store, at + i, c, d, cover, slope, ux, uy, b0, b1, inside, zero, one)
+
+
+@njit(inline="always")
+def _keep(store, i, c, d, cover, slope, ux, uy, b0, b1, inside, zero, one):
+    v = c[_K_ALPHA] * cover
+    live = v > c[_K_CULL]
+    store[i + _W] = v if live else zero
+    slope = slope if live else zero
+    slope = slope if inside else -slope
+    store[i + _WS] = slope * d
+    # On the edge itself there is no direction.
+    apart = d > c[_K_POINT]
+    turn = slope / (d if apart else one)
+    turn = turn if apart else zero
+    store[i + _GX] = turn * ux
+    store[i + _GY] = turn * uy
+    store[i + _W0] = b0
+    store[i + _W1] = b1
+
+
+@_compiled(_EXACT)
+def _blend(n, at, q, cr, cg, cb, store, pixel):
+    """Under what is drawn already: C += c w T, then T *= 1 - w."""
+    one = pixel.dtype.type(1)
+    for i in range(_at(n)):
+        p = q + i
+        t, v = pixel[p + _LIGHT], store[at + i]
+        store[at + i + _ABOVE] = t
+        wt = v * t
+        pixel[p + _RED] += cr * wt
+        pixel[p + _GREEN] += cg * wt
+        pixel[p + _BLUE] += cb * wt
+        pixel[p + _LIGHT] = t * (one - v)
+
+
+@_compiled(_EXACT)
+def _blend_solid(n, at, q, a, cr, cg, cb, store, pixel):
+    through = pixel.dtype.type(1) - a
+    for i in range(_at(n)):
+        p = q + i
+        t = pixel[p + _LIGHT]
+        store[at + i + _ABOVE] = t
+        wt = a * t
+        pixel[p + _RED] += cr * wt
+        pixel[p + _GREEN] += cg * wt
+        pixel[p + _BLUE] += cb * wt
+        pixel[p + _LIGHT] = t * through
+
+
+@_compiled(_SUMS)
+def _back(n, at, q, cr, cg, cb, store, pixel, out):
+    """Gradients of a row's pixels into the sums `out`; the colour below moves up as it goes."""
+    zero = out.dtype.type(0)
+    s0, s1, s2, s3, s4, s5 = zero, zero, zero, zero, zero, zero
+    s6, s7, s8, s9, s10 = zero, zero, zero, zero, zero
+    for i in range(_at(n)):
+        j, p = at + i, q + i
+        v, t, d = store[j + _W], store[j + _ABOVE], pixel[p + _BELOW]
+        r, g, b = pixel[p + _GR], pixel[p + _GG], pixel[p + _GB]
+        lead = (r * cr + g * cg) + (b * cb + pixel[p + _GA]) - d
+        pixel[p + _BELOW] = d + v * lead
+        dw = t * lead
+        wt = v * t
+        s0 += r * wt
+        s1 += g * wt
+        s2 += b * wt
+        s3 += dw * v
+        px, py = dw * store[j + _GX], dw * store[j + _GY]
+        b0, b1 = store[j + _W0], store[j + _W1]
+        s4 += px
+        s5 += py
+        s6 += px * b0
+        s7 += py * b0
+        s8 += px * b1
+        s9 += py * b1
+        s10 += dw * store[j + _WS]
+    out[0] += s0
+    out[1] += s1
+    out[2] += s2
+    out[3] += s3
+    out[4] += s4
+    out[5] += s5
+    out[6] += s6
+    out[7] += s7
+    out[8] += s8
+    out[9] += s9
+    out[10] += s10
+
+
+@_compiled(_SUMS)
+def _back_solid(n, at, q, a, cr, cg, cb, store, pixel, out):
+    zero = out.dtype.type(0)
+    s0, s1, s2, s3 = zero, zero, zero, zero
+    for i in range(_at(n)):
+        p = q + i
+        t, d = store[at + i + _ABOVE], pixel[p + _BELOW]
+        r, g, b = pixel[p + _GR], pixel[p + _GG], pixel[p + _GB]
+        lead = (r * cr + g * cg) + (b * cb + pixel[p + _GA]) - d
+        pixel[p + _BELOW] = d + a * lead
+        s0 += r * t
+        s1 += g * t
+        s2 += b * t
+        s3 += t * lead
+    out[0] += a * s0
+    out[1] += a * s1
+    out[2] += a * s2
+    out[3] += a * s3
+
+
+# --- a tile ---------------------------------------------------------------------------------------
+
+FORWARD, BACKWARD, FUSED = 0, 1, 2
+
+
+@_compiled(_EXACT)
+def _list_tile(ids, count, geo, x0, y0, width, height, columns, rows, entries, spans, pairs):
+    """The triangles of a segment's list that touch the tile, and their spans on its rows."""
+    n = 0
+    left, right = (x0 + 0.5) / width, (x0 + columns - 0.5) / width
+    top, bottom = (y0 + 0.5) / height, (y0 + rows - 0.5) / height
+    for r in range(rows):
+        pairs[r] = 0
+    for i in range(count):
+        t = ids[i]
+        g = geo[t]
+        if g[_LEFT] > right or g[_RIGHT] < left or g[_TOP] > bottom or g[_BOTTOM] < top:
+            continue
+        some = 0
+        for r in range(rows):
+            found = _spans(g, x0, y0 + r, width, height, columns, spans[n, r])
+            pairs[r] += found
+            some += found
+        if some > 0:
+            entries[n] = t
+            n += 1
+    return n
+
+
+@_compiled(_EXACT)
+def _cut(g, x0, width, span, at, store):
+    """Leave out pixels whose centres lie outside the padded bounding box."""
+    for x in range(span[0], span[3]):
+        px = (x0 + x + 0.5) / width
+        if px < g[_LEFT] or px > g[_RIGHT]:
+            i = _at(at + x - span[0])
+            store[i + _W] = store[i + _GX] = store[i + _GY] = store[i + _WS] = 0.0
+
+
+@_compiled(_EXACT)
+def _brightest(pixel, first_row, last_row, columns):
+    """The largest transmittance of the rows."""
+    most = pixel.dtype.type(0)
+    for r in range(first_row, last_row):
+        q = _at(r * TILE_W)
+        for x in range(_at(columns)):
+            t = pixel[q + x]
+            most = t if t > most else most
+    return most
+
+
+@_compiled(_EXACT)
+def _draw_tile(
+    forward, compact, bbox, n, entries, spans, params, geo, x0, y0, width, height, columns,
+    first_row, last_row, k, store, pixel,
+):  # fmt: skip
+    """Front to back: returns how many entries were drawn before nothing shone through."""
+    enough = 1e-10 if params.itemsize == 4 else 1e-18
+    a, z = first_row * TILE_W, last_row * TILE_W
+    pixel[a:z] = 1.0
+    for plane in range(1, 4):
+        pixel[plane * _PLANE + a : plane * _PLANE + z] = 0.0
+    at = 0
+    for e in range(n):
+        t = entries[e]
+        g = geo[t]
+        cr, cg, cb = params[t, 6], params[t, 7], params[t, 8]
+        alpha = params.dtype.type(g[_ALPHA])
+        if forward:
+            at = 0
+        for r in range(first_row, last_row):
+            span = spans[e, r]
+            s0, s1, s2, s3 = span[0], span[1], span[2], span[3]
+            if s0 == s3:
+                continue
+            span[4] = at
+            if s0 < s1 or s2 < s3:
+                _constants(g, x0, y0 + r, width, height, compact, k)
+            q = r * TILE_W
+            for piece in range(2):
+                p0, p1 = (s0, s1) if piece == 0 else (s2, s3)
+                if p0 == p1:
+                    continue
+                here = _at(at + p0 - s0)
+                if forward:
+                    _weigh(p1 - p0, here, p0, compact, k, store)
+                else:
+                    _measure(p1 - p0, here, p0, compact, k, store)
+                if bbox:
+                    _cut(g, x0, width, span, at, store)
+                _blend(p1 - p0, here, _at(q + p0), cr, cg, cb, store, pixel)
+            if s1 < s2:
+                _blend_solid(
+                    s2 - s1, _at(at + s1 - s0), _at(q + s1), alpha, cr, cg, cb, store, pixel
+                )
+            at += s3 - s0
+        if e % 8 == 7 and _brightest(pixel, first_row, last_row, columns) < enough:
+            return e + 1
+    return n
+
+
+@_compiled(_EXACT)
+def _write_tile(background, images, x0, y0, columns, first_row, last_row, pixel):
+    """Put the background below, and write the image."""
+    br, bg, bb = background[0], background[1], background[2]
+    one = pixel.dtype.type(1)
+    for r in range(first_row, last_row):
+        q = _at(r * TILE_W)
+        row = images[y0 + r]
+        for x in range(_at(columns)):
+            t, i = pixel[q + x], _at(x0) + x
+            row[i, 0] = pixel[q + x + _RED] + br * t
+            row[i, 1] = pixel[q + x + _GREEN] + bg * t
+            row[i, 2] = pixel[q + x + _BLUE] + bb * t
+        if images.shape[2] == 4:
+            for x in range(_at(columns)):
+                row[_at(x0) + x, 3] = one - pixel[q + x]
+
+
+@_compiled(_SUMS)
+def _compare_tile(
+    fused, background, given, x0, y0, columns, first_row, last_row, scale, pixel, sums
+):
+    """Put the background below, make dL/dC, and start the way back with the background."""
+    br, bg, bb = background[0], background[1], background[2]
+    zero, two = pixel.dtype.type(0), pixel.dtype.type(2 * scale)
+    for r in range(first_row, last_row):
+        q = _at(r * TILE_W)
+        row = given[y0 + r]
+        loss, s0, s1, s2 = zero, zero, zero, zero
+        if fused:
+            for x in range(_at(columns)):
+                p, i = q + x, _at(x0) + x
+                t = pixel[p]
+                dr = pixel[p + _RED] + br * t - row[i, 0]
+                dg = pixel[p + _GREEN] + bg * t - row[i, 1]
+                db = pixel[p + _BLUE] + bb * t - row[i, 2]
+                loss += dr * dr + dg * dg + db * db
+                dr, dg, db = dr * two, dg * two, db * two
+                pixel[p + _GR] = dr
+                pixel[p + _GG] = dg
+                pixel[p + _GB] = db
+                pixel[p + _GA] = zero
+                pixel[p + _BELOW] = dr * br + dg * bg + db * bb
+                s0 += dr * t
+                s1 += dg * t
+                s2 += db * t
+        else:
+            alpha = given.shape[2] == 4
+            for x in range(_at(columns)):
+                p, i = q + x, _at(x0) + x
+                t = pixel[p]
+                dr, dg, db = row[i, 0], row[i, 1], row[i, 2]
+                pixel[p + _GR] = dr
+                pixel[p + _GG] = dg
+                pixel[p + _GB] = db
+                pixel[p + _GA] = row[i, 3] if alpha else zero
+                pixel[p + _BELOW] = dr * br + dg * bg + db * bb
+                s0 += dr * t
+                s1 += dg * t
+                s2 += db * t
+        # The last block of a tile may reach beyond the image, where there is no gradient.
+        for x in range(_at(columns), _at((columns + 7) // 8 * 8)):
+            p = q + x
+            pixel[p + _GR] = pixel[p + _GG] = pixel[p + _GB] = zero
+            pixel[p + _GA] = pixel[p + _BELOW] = zero
+        sums[0] += s0
+        sums[1] += s1
+        sums[2] += s2
+        sums[3] += np.float64(loss) * scale
+
+
+@_compiled(_EXACT)
+def _back_tile(n, entries, spans, params, geo, first_row, last_row, store, pixel, row_sums, sums):
+    """Back to front over what `_draw_tile` stored; adds to the triangles' rows of `sums`."""
+    for e in range(n - 1, -1, -1):
+        t = entries[e]
+        cr, cg, cb = params[t, 6], params[t, 7], params[t, 8]
+        alpha = params.dtype.type(geo[t, _ALPHA])
+        for j in range(11):
+            row_sums[j] = 0.0
+        for r in range(first_row, last_row):
+            span = spans[e, r]
+            s0, s1, s2, s3, at = span[0], span[1], span[2], span[3], span[4]
+            q = r * TILE_W
+            for piece in range(2):
+                p0, p1 = (s0, s1) if piece == 0 else (s2, s3)
+                if p0 == p1:
+                    continue
+                _back(p1 - p0, _at(at + p0 - s0), _at(q + p0), cr, cg, cb, store, pixel, row_sums)
+            if s1 < s2:
+                _back_solid(
+                    s2 - s1, _at(at + s1 - s0), _at(q + s1), alpha, cr, cg, cb,
+                    store, pixel, row_sums,
+                )  # fmt: skip
+        for j in range(11):
+            sums[t, j] += row_sums[j]
+
+
+# --- an item --------------------------------------------------------------------------------------
+
+
+@_compiled(_EXACT)
+def draw(
+    mode, compact, bbox, params, geo, background, given, images, first, last, store, sums, part
+):  # fmt: skip
+    """Draw segments `first` to `last` of one item, in order.
+
+    Args:
+        mode: FORWARD writes `images`; BACKWARD and FUSED add to `sums`.
+        compact: The kernel is the compact one.
+        bbox: Cut at the padded bounding box.
+        params: [T, 10].
+        geo: [T, GEO], from `setup`.
+        background: [3].
+        given: [H, W, C]: dL/dC, or the target.
+        images: [H, W, C], written when drawing forward.
+        store: [FIELDS · ROOM], in which pairs are kept; little of it is touched.
+        sums: [T + 1, ACC] float64, added to; the last row: background r g b, loss.
+        part: As `sums`, scratch.
+    Returns:
+        False where more than ROOM / 8 triangles may cover a pixel.
+    """
+    triangles = params.shape[0]
+    shape = images.shape if mode == FORWARD else given.shape
+    height, width = shape[0], shape[1]
+    scale = 1.0 / (3.0 * height * width)
+    rows = segment_rows(height)
+    ids = np.empty(triangles, np.int32)
+    entries = np.empty(triangles, np.int32)
+    spans = np.empty((triangles, TILE_H, 5), np.int32)
+    pairs = np.empty(TILE_H, np.int64)
+    pixel = np.empty(PLANES * _PLANE, params.dtype)
+    k = np.empty(_CONSTANTS, params.dtype)
+    row_sums = np.empty(11, params.dtype)
+    for segment in range(first, last):
+        top = segment * rows
+        bottom = min(top + rows, height)
+        count = 0
+        from_y, to_y = (top + 0.5) / height, (bottom - 0.5) / height
+        for t in range(triangles - 1, -1, -1):
+            g = geo[t]
+            if g[_LIVE] == 0.0 or g[_TOP] > to_y or g[_BOTTOM] < from_y:
+                continue
+            ids[count] = t
+            count += 1
+            if mode != FORWARD:
+                part[t] = 0.0
+        if mode != FORWARD:
+            part[triangles] = 0.0
+        # Where a row of a tile could have more pairs than there is room for, tiles are narrow.
+        tile_w = TILE_W if count <= ROOM // TILE_W else BLOCK
+        if count > ROOM // BLOCK:
+            return False
+        for y0 in range(top, bottom, TILE_H):
+            tile_rows = min(TILE_H, bottom - y0)
+            for x0 in range(0, width, tile_w):
+                columns = min(tile_w, width - x0)
+                n = _list_tile(
+                    ids, count, geo, x0, y0, width, height, columns, tile_rows,
+                    entries, spans, pairs,
+                )  # fmt: skip
+                first_row = 0
+                while first_row < tile_rows:
+                    # As many rows at once as stay in the cache; one at least.
+                    last_row, held = first_row + 1, pairs[first_row]
+                    while last_row < tile_rows and (
+                        mode == FORWARD or held + pairs[last_row] <= _CHUNK
+                    ):
+                        held += pairs[last_row]
+                        last_row += 1
+                    done = _draw_tile(
+                        mode == FORWARD, compact, bbox, n, entries, spans, params, geo, x0, y0,
+                        width, height, columns, first_row, last_row, k, store, pixel,
+                    )  # fmt: skip
+                    if mode == FORWARD:
+                        _write_tile(background, images, x0, y0, columns, first_row, last_row, pixel)
+                    else:
+                        _compare_tile(
+                            mode == FUSED, background, given, x0, y0, columns, first_row,
+                            last_row, scale, pixel, part[triangles],
+                        )  # fmt: skip
+                        _back_tile(
+                            done, entries, spans, params, geo, first_row, last_row, store, pixel,
+                            row_sums, part,
+                        )  # fmt: skip
+                    first_row = last_row
+        if mode != FORWARD:
+            for i in range(count):
+                t = ids[i]
+                for j in range(ACC):
+                    sums[t, j] += part[t, j]
+            for j in range(ACC):
+                sums[triangles, j] += part[triangles, j]
+    return True
+
+
+@_compiled(_EXACT)
+def finish(parts, geo, grads, grad_sigma, grad_background, loss):
+    """Add an item's parts in order and turn the sums into gradients.
+
+    Args:
+        parts: [P, T + 1, ACC] float64.
+        geo: [T, GEO].
+        grads: [T, 10], written.
+        grad_sigma: [T], written.
+        grad_background: [3], written.
+        loss: [1], written.
+    """
+    triangles = geo.shape[0]
+    s = np.empty(ACC)
+    for t in range(triangles + 1):
+        s[:] = 0.0
+        for p in range(parts.shape[0]):
+            for j in range(ACC):
+                s[j] += parts[p, t, j]
+        if t == triangles:
+            for j in range(3):
+                grad_background[j] = s[j]
+            loss[0] = s[3]
+            break
+        g = geo[t]
+        if g[_LIVE] == 0.0:
+            grads[t] = 0.0
+            grad_sigma[t] = 0.0
+            continue
+        a, inverse = g[_ALPHA], g[_INVERSE]
+        # dsd/dV = -weight · direction; the three weights of a pixel sum to 1.
+        f = -a * inverse
+        grads[t, 0], grads[t, 1] = f * s[6], f * s[7]
+        grads[t, 2], grads[t, 3] = f * s[8], f * s[9]
+        grads[t, 4], grads[t, 5] = f * (s[4] - s[6] - s[8]), f * (s[5] - s[7] - s[9])
+        for j in range(3):
+            grads[t, 6 + j] = s[j]
+        grads[t, 9] = s[3] / a if g[_OPEN] else 0.0
+        grad_sigma[t] = f * inverse * s[10]
