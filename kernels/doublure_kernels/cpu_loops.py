@@ -116,10 +116,11 @@ def segment_rows(height):
 # --- a triangle, once -----------------------------------------------------------------------------
 
 # Places in a triangle's row of `geo`: normalised coordinates, lengths in image widths and heights.
-_LIVE, _ALPHA, _OUT, _IN, _INVERSE, _FLAT, _OPEN = 0, 1, 2, 3, 4, 5, 6
-_LEFT, _RIGHT, _TOP, _BOTTOM = 7, 8, 9, 10  # where it may be drawn at all
-_VERTEX = 11  # x y, three times
-_EDGE = 17  # unit tangent x y, unit normal x y (inwards), 1/length; three times
+_LIVE, _ALPHA, _OUT, _IN, _INVERSE, _FLAT, _OPEN, _TURN = 0, 1, 2, 3, 4, 5, 6, 7
+_LEFT, _RIGHT, _TOP, _BOTTOM = 8, 9, 10, 11  # where it may be drawn at all
+_VERTEX = 12  # x y, three times
+# Unit tangent x y, unit normal inwards x y, 1/length, 1/normal x or 0 along a row; three times.
+_EDGE = 18
 
 
 @_compiled(_EXACT)
@@ -169,9 +170,9 @@ def setup(params, sigma, counts, compact, bbox, geo, first, last):
             g[_TOP], g[_BOTTOM] = max(g[_TOP], top - pad), min(g[_BOTTOM], bottom + pad)
         area = (x1 - x0) * (y2 - y0) - (y1 - y0) * (x2 - x0)
         g[_FLAT] = 1.0 if area == 0.0 else 0.0
-        turn = -1.0 if area < 0.0 else 1.0
+        turn = g[_TURN] = -1.0 if area < 0.0 else 1.0
         for k in range(3):
-            e, n = _EDGE + 5 * k, (k + 1) % 3
+            e, n = _EDGE + 6 * k, (k + 1) % 3
             ax, ay = np.float64(v[2 * k]), np.float64(v[2 * k + 1])
             bx, by = np.float64(v[2 * n]), np.float64(v[2 * n + 1])
             g[_VERTEX + 2 * k], g[_VERTEX + 2 * k + 1] = ax, ay
@@ -181,101 +182,119 @@ def setup(params, sigma, counts, compact, bbox, geo, first, last):
             g[e], g[e + 1] = tx, ty
             g[e + 2], g[e + 3] = -ty * turn, tx * turn
             g[e + 4] = min(1.0 / length, 1e30) if length > 0.0 else 0.0
+            g[e + 5] = 1.0 / g[e + 2] if abs(g[e + 2]) >= 1e-9 else 0.0
 
 
-# --- a triangle on a row --------------------------------------------------------------------------
+# --- a triangle in a tile -------------------------------------------------------------------------
 
-# Places in a row's constants `k`, in the scene's own dtype.
-_K_EDGE = (
-    0  # slope, crossing high and low, offset, tangent x y, along y at A and B, normal x y, 1/L
-)
-_K_STRIDE = 11
-_K_VERTEX = 33  # x high and low in pixels, three times
-_K_PIXEL, _K_INVERSE, _K_ALPHA, _K_CULL, _K_INSIDE, _K_POINT = 39, 40, 41, 42, 43, 44
-_CONSTANTS = 45
+# A span: pixels of the tile on one row. From 0 to 3 it may weigh something; from 1 to 2 its cover
+# is 1; between are two bands, whose lengths are multiples of 8. Then where its bands' pairs and
+# its solid pairs are stored.
+_SPAN = 6
+
+# What the pixel loops need of a triangle, in the scene's dtype: once a tile (`k`) ...
+_K_EDGE, _K_STRIDE = (
+    0,
+    6,
+)  # slope, tangent x times a pixel, tangent x y, turn, 1/length; three times
+_K_VERTEX = 18  # x high and low, in pixels of the tile; three times
+_K_INVERSE, _K_ALPHA, _K_CULL, _K_INSIDE, _K_POINT = 24, 25, 26, 27, 28
+_CONSTANTS = 29
+# ... and once a row: crossing high and low, offset, along y at A and B; three times.
+_ROW = 15
 
 
 @_compiled(_EXACT)
-def _spans(g, x0, y, width, height, columns, span):
-    """Where on row `y` of the tile at `x0` a triangle is drawn: pixels of the tile, [4] in `span`.
-
-    From `span[0]` to `span[3]` it may weigh something, from `span[1]` to `span[2]` its coverage is
-    1; all are multiples of 8.
-    """
-    py, px = (y + 0.5) / height, (x0 + 0.5) / width
-    low = (g[_LEFT] - px) * width
-    high = (g[_RIGHT] - px) * width
-    inner_low, inner_high = 0.0, np.float64(columns)
-    if py < g[_TOP] or py > g[_BOTTOM]:
-        high = -1.0
-    if g[_FLAT] == 0.0:
-        out, full = g[_OUT], g[_IN]
-        for k in range(3):
-            e = _EDGE + 5 * k
-            nx, ny = g[e + 2], g[e + 3]
-            # The distance inwards at the tile's first pixel, and its growth a pixel.
-            d = nx * (px - g[_VERTEX + 2 * k]) + ny * (py - g[_VERTEX + 2 * k + 1])
-            if abs(nx) < 1e-9:
-                margin = 1e-8 + 1e-6 * abs(d)
-                if d < -out - margin:
-                    high = -1.0
-                if d < full + margin:
-                    inner_high = -1.0
-            else:
-                step = width / nx
-                outer, inner = (-out - d) * step, (full - d) * step
-                if nx > 0.0:
-                    low, inner_low = max(low, outer), max(inner_low, inner)
+def _span_rows(g, x0, y0, width, height, columns, first, last, spans):
+    """The triangle's spans on rows `first` to `last` of the tile; returns how many pixels."""
+    py, px = (y0 + 0.5) / height, (x0 + 0.5) / width
+    left = (g[_LEFT] - px) * width - 0.01
+    right = min((g[_RIGHT] - px) * width + 0.01, columns - 1.0)
+    left = max(left, 0.0)
+    flat = g[_FLAT] != 0.0
+    out, full = g[_OUT], g[_IN]
+    found = 0
+    # The distance inwards from each edge at the tile's first pixel, and its growth a row.
+    d0 = g[_EDGE + 2] * (px - g[_VERTEX]) + g[_EDGE + 3] * (py - g[_VERTEX + 1])
+    d1 = g[_EDGE + 8] * (px - g[_VERTEX + 2]) + g[_EDGE + 9] * (py - g[_VERTEX + 3])
+    d2 = g[_EDGE + 14] * (px - g[_VERTEX + 4]) + g[_EDGE + 15] * (py - g[_VERTEX + 5])
+    u0, u1, u2 = g[_EDGE + 3] / height, g[_EDGE + 9] / height, g[_EDGE + 15] / height
+    for r in range(first, last):
+        low, high = left, right
+        inner_low, inner_high = 0.0, columns - 1.0
+        if flat:
+            inner_high = -1.0
+        else:
+            for k in range(3):
+                d = d0 + r * u0 if k == 0 else (d1 + r * u1 if k == 1 else d2 + r * u2)
+                step = g[_EDGE + 6 * k + 5] * width
+                if step == 0.0:  # along the row
+                    margin = 1e-8 + 1e-6 * abs(d)
+                    high = -1.0 if d < -out - margin else high
+                    inner_high = -1.0 if d < full + margin else inner_high
+                elif step > 0.0:
+                    low = max(low, (-out - d) * step - 0.01)
+                    inner_low = max(inner_low, (full - d) * step + 0.01)
                 else:
-                    high, inner_high = min(high, outer), min(inner_high, inner)
-    else:
-        inner_high = -1.0
-    low, high = max(low - 0.01, 0.0), min(high + 0.01, columns - 1.0)
-    if not low <= high:
-        span[0] = span[1] = span[2] = span[3] = 0
-        return 0
-    first = np.int32(math.ceil(low)) & ~7
-    last = (np.int32(math.floor(high)) + 8) & ~7
-    span[0], span[3] = first, last
-    span[1] = span[2] = last
-    inner_low, inner_high = inner_low + 0.01, min(inner_high - 0.01, columns - 1.0)
-    if inner_low + 8.0 <= inner_high + 1.0:
-        a = max((np.int32(math.ceil(inner_low)) + 7) & ~7, first)
-        # The last block of a tile may reach beyond the image; nobody sees what is drawn there.
-        z = last if inner_high >= columns - 1.0 else (np.int32(math.floor(inner_high)) + 1) & ~7
-        if a < z:
-            span[1], span[2] = a, z
-    return last - first
+                    high = min(high, (-out - d) * step + 0.01)
+                    inner_high = min(inner_high, (full - d) * step - 0.01)
+        span = spans[r]
+        if not low <= high:
+            span[0] = span[1] = span[2] = span[3] = 0
+            continue
+        s0 = np.int64(math.ceil(low))
+        s3 = s0 + ((np.int64(math.floor(high)) - s0 + 8) & ~7)
+        s1 = s2 = s3
+        if inner_low + 8.0 <= inner_high + 1.0:
+            a = max(np.int64(math.ceil(inner_low)), s0)
+            a = s0 + ((a - s0 + 7) & ~7)
+            # The last block of a row may reach beyond the tile; nobody sees what is drawn there.
+            z = s3 if inner_high >= columns - 1.0 else np.int64(math.floor(inner_high)) + 1
+            z = a + ((z - a) & ~7)
+            if a < z:
+                s1, s2 = a, min(z, s3)
+        span[0], span[1], span[2], span[3] = s0, s1, s2, s3
+        found += s3 - s0
+    return found
 
 
 @_compiled(_EXACT)
-def _constants(g, x0, y, width, height, compact, k):
-    """What the pixel loops need of a triangle on one row, in `k`."""
+def _constants(g, x0, y0, width, height, compact, spans, first, last, k, rows):
+    """What the pixel loops need of a triangle in a tile, in `k` and `rows`."""
     kind = k.dtype.type
-    py, px = (y + 0.5) / height, (x0 + 0.5) / width
+    py, px = (y0 + 0.5) / height, (x0 + 0.5) / width
     for j in range(3):
-        vx = (g[_VERTEX + 2 * j] - px) * width
-        vx = min(max(vx, -_FAR), _FAR)
+        vx = min(max((g[_VERTEX + 2 * j] - px) * width, -_FAR), _FAR)
         high = kind(vx)
         k[_K_VERTEX + 2 * j] = high
         k[_K_VERTEX + 2 * j + 1] = kind(vx - np.float64(high))
+    turn = -1.0 if g[_TURN] < 0.0 else 1.0
     for j in range(3):
-        e, o, n = _EDGE + 5 * j, _K_EDGE + _K_STRIDE * j, (j + 1) % 3
+        e, o, n = _EDGE + 6 * j, _K_EDGE + _K_STRIDE * j, (j + 1) % 3
         tx, ty, nx, ny = g[e], g[e + 1], g[e + 2], g[e + 3]
-        dya = py - g[_VERTEX + 2 * j + 1]
-        d = nx * (px - g[_VERTEX + 2 * j]) + ny * dya
-        k[o] = kind(nx / width)
-        crossing = -d * width / nx if nx != 0.0 else np.inf
-        if abs(crossing) < 1e6:
-            high = kind(crossing)
-            k[o + 1], k[o + 2], k[o + 3] = high, kind(crossing - np.float64(high)), kind(0.0)
-        else:  # nearly along the row: the distance hardly changes
-            k[o + 1], k[o + 2], k[o + 3] = kind(0.0), kind(0.0), kind(min(max(d, -_FAR), _FAR))
-        k[o + 4], k[o + 5] = kind(tx), kind(ty)
-        k[o + 6] = kind(min(max(ty * dya, -_FAR), _FAR))
-        k[o + 7] = kind(min(max(ty * (py - g[_VERTEX + 2 * n + 1]), -_FAR), _FAR))
-        k[o + 8], k[o + 9], k[o + 10] = kind(nx), kind(ny), kind(g[e + 4])
-    k[_K_PIXEL] = kind(1.0 / width)
+        k[o], k[o + 1], k[o + 2], k[o + 3] = kind(nx / width), kind(tx / width), kind(tx), kind(ty)
+        k[o + 4], k[o + 5] = kind(turn), kind(g[e + 4])
+        along_a = ty * (py - g[_VERTEX + 2 * j + 1])
+        along_b = ty * (py - g[_VERTEX + 2 * n + 1])
+        d = nx * (px - g[_VERTEX + 2 * j]) + ny * (py - g[_VERTEX + 2 * j + 1])
+        scale = -width / nx if nx != 0.0 else np.inf
+        up, along_up = ny / height, ty / height
+        for r in range(first, last):
+            if spans[r, 0] == spans[r, 3]:
+                continue
+            row = rows[r]
+            o = 5 * j
+            dr = d + r * up
+            crossing = dr * scale
+            if abs(crossing) < 1e6:
+                high = kind(crossing)
+                row[o], row[o + 1] = high, kind(crossing - np.float64(high))
+                row[o + 2] = kind(0.0)
+            else:  # nearly along the row: the distance hardly changes
+                row[o] = row[o + 1] = kind(0.0)
+                row[o + 2] = kind(min(max(dr, -_FAR), _FAR))
+            row[o + 3] = kind(min(max(along_a + r * along_up, -_FAR), _FAR))
+            row[o + 4] = kind(min(max(along_b + r * along_up, -_FAR), _FAR))
     k[_K_INVERSE] = kind(g[_INVERSE] / (2.0 * COMPACT_RADIUS) if compact else g[_INVERSE])
     k[_K_ALPHA] = kind(g[_ALPHA])
     k[_K_CULL] = kind(CULL_WEIGHT)
@@ -284,28 +303,24 @@ def _constants(g, x0, y, width, height, compact, k):
 
 
 @njit(inline="always")
-def _edge(k, o, x, dxa, dxb, zero, one):
-    """Signed distance to an edge's line, how far beyond its ends, place along it, and distance²."""
-    p = k[o] * ((x - k[o + 1]) - k[o + 2]) + k[o + 3]
-    la = k[o + 4] * dxa + k[o + 6]
-    lb = k[o + 4] * dxb + k[o + 7]
+def _edge(k, o, row, i, x, dxa, dxb, zero):
+    """Signed distance to an edge's line, how far beyond its ends, how far along it, distance²."""
+    p = k[o] * ((x - row[i]) - row[i + 1]) + row[i + 2]
+    la = k[o + 1] * dxa + row[i + 3]
+    lb = k[o + 1] * dxb + row[i + 4]
     beyond = (la if la < zero else zero) + (lb if lb > zero else zero)
-    t = la * k[o + 10]
-    t = zero if t < zero else t
-    t = one if t > one else t
-    return p, beyond, t, beyond * beyond + p * p
+    return p, beyond, la, beyond * beyond + p * p
 
 
 @njit(inline="always")
-def _nearest(k, x, zero, one):
+def _nearest(k, row, x, zero, one):
     """Distance² to the boundary, the vector from it, weights of the first two vertices, inside."""
-    h = k[_K_PIXEL]
-    dx0 = ((x - k[_K_VERTEX]) - k[_K_VERTEX + 1]) * h
-    dx1 = ((x - k[_K_VERTEX + 2]) - k[_K_VERTEX + 3]) * h
-    dx2 = ((x - k[_K_VERTEX + 4]) - k[_K_VERTEX + 5]) * h
-    p0, s0, t0, m0 = _edge(k, 0, x, dx0, dx1, zero, one)
-    p1, s1, t1, m1 = _edge(k, 11, x, dx1, dx2, zero, one)
-    p2, s2, t2, m2 = _edge(k, 22, x, dx2, dx0, zero, one)
+    dx0 = (x - k[_K_VERTEX]) - k[_K_VERTEX + 1]
+    dx1 = (x - k[_K_VERTEX + 2]) - k[_K_VERTEX + 3]
+    dx2 = (x - k[_K_VERTEX + 4]) - k[_K_VERTEX + 5]
+    p0, s0, l0, m0 = _edge(k, 0, row, 0, x, dx0, dx1, zero)
+    p1, s1, l1, m1 = _edge(k, 6, row, 5, x, dx1, dx2, zero)
+    p2, s2, l2, m2 = _edge(k, 12, row, 10, x, dx2, dx0, zero)
     low = p1 if p1 < p0 else p0
     low = p2 if p2 < low else low
     inside = low >= k[_K_INSIDE]
@@ -313,35 +328,47 @@ def _nearest(k, x, zero, one):
     best = m1 if first else m0
     third = m2 < best
     best = m2 if third else best
-    ux = s1 * k[15] + p1 * k[19] if first else s0 * k[4] + p0 * k[8]
-    uy = s1 * k[16] + p1 * k[20] if first else s0 * k[5] + p0 * k[9]
-    ux = s2 * k[26] + p2 * k[30] if third else ux
-    uy = s2 * k[27] + p2 * k[31] if third else uy
-    b0 = zero if first else one - t0
-    b1 = one - t1 if first else t0
-    b0 = t2 if third else b0
+    p = p1 if first else p0
+    p = (p2 if third else p) * k[4]
+    s = s1 if first else s0
+    s = s2 if third else s
+    tx = k[8] if first else k[2]
+    tx = k[14] if third else tx
+    ty = k[9] if first else k[3]
+    ty = k[15] if third else ty
+    t = l1 * k[11] if first else l0 * k[5]
+    t = l2 * k[17] if third else t
+    t = zero if t < zero else t
+    t = one if t > one else t
+    b0 = zero if first else one - t
+    b0 = t if third else b0
+    b1 = one - t if first else t
     b1 = zero if third else b1
-    return best, ux, uy, b0, b1, inside
+    return best, s * tx - p * ty, s * ty + p * tx, b0, b1, inside
 
 
 @njit(inline="always")
 def _sigmoid(k, d, inside, one):
-    """Coverage, and its derivative times sigma."""
+    """Coverage, and its derivative times sigma over the distance."""
     e = _exp_minus(d * k[_K_INVERSE])
-    r = one / (one + e)
+    # On the edge itself there is no direction, and the derivative is made 0 by the caller.
+    far = d if d > k[_K_POINT] else one
+    both = one / ((one + e) * far)  # one division for 1/(1 + e) and 1/d
+    r = both * far
     s = e * r
-    return (r if inside else s), s * r
+    return (r if inside else s), s * r * (both * (one + e))
 
 
 @njit(inline="always")
 def _smoothstep(k, d, inside, zero, one):
-    """The compact kernel's coverage, and its derivative times sigma."""
+    """The compact kernel's coverage, and its derivative times sigma over the distance."""
     z = d * k[_K_INVERSE]
     half = one / (one + one)
     u = half + (z if inside else -z)
     u = zero if u < zero else u
     u = one if u > one else u
-    return u * u * (one + one + one - u - u), u * (one - u)
+    far = d if d > k[_K_POINT] else one
+    return u * u * (one + one + one - u - u), u * (one - u) / far
 
 
 @njit(inline="always")
@@ -350,130 +377,194 @@ def _fixed(k):
     return (
         k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], k[8], k[9], k[10], k[11], k[12], k[13],
         k[14], k[15], k[16], k[17], k[18], k[19], k[20], k[21], k[22], k[23], k[24], k[25], k[26],
-        k[27], k[28], k[29], k[30], k[31], k[32], k[33], k[34], k[35], k[36], k[37], k[38], k[39],
-        k[40], k[41], k[42], k[43], k[44],
+        k[27], k[28],
     )  # fmt: skip
 
 
-# --- pixels of a row ------------------------------------------------------------------------------
+@njit(inline="always")
+def _fixed_row(k):
+    return (
+        k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], k[8], k[9], k[10], k[11], k[12], k[13],
+        k[14],
+    )  # fmt: skip
+
+
+# --- its pixels -----------------------------------------------------------------------------------
 
 # Fields lie at fixed distances in one array, and so do the pixels' values in another: the compiler
 # then proves that they do not overlap, and needs no checks before it uses vectors.
-# Of a pair: weight, transmittance above, the distance's direction x y times slope, weights of two
-# vertices, distance times slope.
+# Of a pair: weight, transmittance above (later dL/dw), the distance's direction x y times slope,
+# weights of two vertices, distance times slope.
 _W, _ABOVE, _GX, _GY, _W0, _W1, _WS = (_at(ROOM * i) for i in range(FIELDS))
-# Of a pixel of the tile: transmittance, colour, dL/dC and dL/dalpha, g · colour below.
-_PLANE = TILE_W * TILE_H
+# Of a pixel of the tile: transmittance, colour, dL/dC and dL/dalpha, g · colour below. Rows are a
+# block longer than the tile, for the last block of a span.
+_STRIDE = TILE_W + BLOCK
+_PLANE = _STRIDE * TILE_H
 _LIGHT, _RED, _GREEN, _BLUE, _GR, _GG, _GB, _GA, _BELOW = (_at(_PLANE * i) for i in range(PLANES))
 
 
-@_compiled(_EXACT)
-def _weigh(n, at, x, compact, k, store):
-    """Weights of `n` pixels from `x` on."""
-    c = _fixed(k)
-    zero, one = k.dtype.type(0), k.dtype.type(1)
-    start = k.dtype.type(x)
-    if compact:
-        for i in range(_at(n)):
-            near, _, _, _, _, inside = _nearest(c, start + k.dtype.type(np.int32(i)), zero, one)
-            cover, _ = _smoothstep(c, np.sqrt(near), inside, zero, one)
-            v = c[_K_ALPHA] * cover
-            store[at + i] = v if v > c[_K_CULL] else zero
-    else:
-        for i in range(_at(n)):
-            near, _, _, _, _, inside = _nearest(c, start + k.dtype.type(np.int32(i)), zero, one)
-            cover, _ = _sigmoid(c, np.sqrt(near), inside, one)
-            v = c[_K_ALPHA] * cover
-            store[at + i] = v if v > c[_K_CULL] else zero
+@njit(inline="always")
+def _band(span, piece):
+    """One of a span's two bands: where it starts, how long it is, and where its pairs are."""
+    if piece == 0:
+        return span[0], span[1] - span[0], span[4]
+    return span[2], span[3] - span[2], span[4] + span[1] - span[0]
 
 
 @_compiled(_EXACT)
-def _measure(n, at, x, compact, k, store):
-    """Weights, and what the gradients need of the geometry."""
+def _weigh(first, last, spans, compact, k, rows, store):
+    """Weights of a triangle's bands."""
     c = _fixed(k)
     zero, one = k.dtype.type(0), k.dtype.type(1)
-    start = k.dtype.type(x)
-    if compact:
-        for i in range(_at(n)):
-            near, ux, uy, b0, b1, inside = _nearest(c, start + k.dtype.type(np.int32(i)), zero, one)
-            d = np.sqrt(near)
-            cover, slope = _smoothstep(c, d, inside, zero, one)
-            _keep(store, at + i, c, d, cover, slope, ux, uy, b0, b1, inside, zero, one)
-    else:
-        for i in range(_at(n)):
-            near, ux, uy, b0, b1, inside = _nearest(c, start + k.dtype.type(np.int32(i)), zero, one)
-            d = np.sqrt(near)
-            cover, slope = _sigmoid(c, d, inside, one)
-            _keep(store, at + i, c, d, cover, slope, ux, uy, b0, b1, inside, zero, one)
+    for r in range(first, last):
+        row = _fixed_row(rows[r])
+        for piece in range(2):
+            x, n, start = _band(spans[r], piece)
+            at, px = _at(start), k.dtype.type(x)
+            if compact:
+                for i in range(_at(n)):
+                    near, _, _, _, _, inside = _nearest(
+                        c, row, px + k.dtype.type(np.int32(i)), zero, one
+                    )
+                    cover, _ = _smoothstep(c, np.sqrt(near), inside, zero, one)
+                    v = c[_K_ALPHA] * cover
+                    store[at + i] = v if v > c[_K_CULL] else zero
+            else:
+                for i in range(_at(n)):
+                    near, _, _, _, _, inside = _nearest(
+                        c, row, px + k.dtype.type(np.int32(i)), zero, one
+                    )
+                    cover, _ = _sigmoid(c, np.sqrt(near), inside, one)
+                    v = c[_K_ALPHA] * cover
+                    store[at + i] = v if v > c[_K_CULL] else zero
+
+
+@_compiled(_EXACT)
+def _measure(first, last, spans, compact, k, rows, store):
+    """Weights of a triangle's bands, and what the gradients need of the geometry."""
+    c = _fixed(k)
+    zero, one = k.dtype.type(0), k.dtype.type(1)
+    for r in range(first, last):
+        row = _fixed_row(rows[r])
+        for piece in range(2):
+            x, n, start = _band(spans[r], piece)
+            at, px = _at(start), k.dtype.type(x)
+            if compact:
+                for i in range(_at(n)):
+                    near, ux, uy, b0, b1, inside = _nearest(
+                        c, row, px + k.dtype.type(np.int32(i)), zero, one
+                    )
+                    d = np.sqrt(near)
+                    cover, slope = _smoothstep(c, d, inside, zero, one)
+                    _keep(store, at + i, c, d, cover, slope, ux, uy, b0, b1, inside, zero)
+            else:
+                for i in range(_at(n)):
+                    near, ux, uy, b0, b1, inside = _nearest(
+                        c, row, px + k.dtype.type(np.int32(i)), zero, one
+                    )
+                    d = np.sqrt(near)
+                    cover, slope = _sigmoid(c, d, inside, one)
+                    _keep(store, at + i, c, d, cover, slope, ux, uy, b0, b1, inside, zero)
 
 
 @njit(inline="always")
-def _keep(store, i, c, d, cover, slope, ux, uy, b0, b1, inside, zero, one):
+def _keep(store, i, c, d, cover, slope, ux, uy, b0, b1, inside, zero):
     v = c[_K_ALPHA] * cover
     live = v > c[_K_CULL]
     store[i + _W] = v if live else zero
-    slope = slope if live else zero
+    slope = slope if live and d > c[_K_POINT] else zero
     slope = slope if inside else -slope
-    store[i + _WS] = slope * d
-    # On the edge itself there is no direction.
-    apart = d > c[_K_POINT]
-    turn = slope / (d if apart else one)
-    turn = turn if apart else zero
-    store[i + _GX] = turn * ux
-    store[i + _GY] = turn * uy
+    store[i + _WS] = slope * (d * d)
+    store[i + _GX] = slope * ux
+    store[i + _GY] = slope * uy
     store[i + _W0] = b0
     store[i + _W1] = b1
 
 
 @_compiled(_EXACT)
-def _blend(n, at, q, cr, cg, cb, store, pixel):
+def _blend(first, last, spans, a, cr, cg, cb, store, pixel):
     """Under what is drawn already: C += c w T, then T *= 1 - w."""
     one = pixel.dtype.type(1)
-    for i in range(_at(n)):
-        p = q + i
-        t, v = pixel[p + _LIGHT], store[at + i]
-        store[at + i + _ABOVE] = t
-        wt = v * t
-        pixel[p + _RED] += cr * wt
-        pixel[p + _GREEN] += cg * wt
-        pixel[p + _BLUE] += cb * wt
-        pixel[p + _LIGHT] = t * (one - v)
-
-
-@_compiled(_EXACT)
-def _blend_solid(n, at, q, a, cr, cg, cb, store, pixel):
-    through = pixel.dtype.type(1) - a
-    for i in range(_at(n)):
-        p = q + i
-        t = pixel[p + _LIGHT]
-        store[at + i + _ABOVE] = t
-        wt = a * t
-        pixel[p + _RED] += cr * wt
-        pixel[p + _GREEN] += cg * wt
-        pixel[p + _BLUE] += cb * wt
-        pixel[p + _LIGHT] = t * through
+    through = one - a
+    for r in range(first, last):
+        span = spans[r]
+        for piece in range(2):
+            x, n, start = _band(span, piece)
+            at, q = _at(start), _at(r * _STRIDE + x)
+            for i in range(_at(n)):
+                p = q + i
+                t, v = pixel[p + _LIGHT], store[at + i]
+                store[at + i + _ABOVE] = t
+                wt = v * t
+                pixel[p + _RED] += cr * wt
+                pixel[p + _GREEN] += cg * wt
+                pixel[p + _BLUE] += cb * wt
+                pixel[p + _LIGHT] = t * (one - v)
+        at, q = _at(span[5]), _at(r * _STRIDE + span[1])
+        for i in range(_at(span[2] - span[1])):
+            p = q + i
+            t = pixel[p + _LIGHT]
+            store[at + i + _ABOVE] = t
+            wt = a * t
+            pixel[p + _RED] += cr * wt
+            pixel[p + _GREEN] += cg * wt
+            pixel[p + _BLUE] += cb * wt
+            pixel[p + _LIGHT] = t * through
 
 
 @_compiled(_SUMS)
-def _back(n, at, q, cr, cg, cb, store, pixel, out):
-    """Gradients of a row's pixels into the sums `out`; the colour below moves up as it goes."""
+def _back(first, last, spans, a, cr, cg, cb, store, pixel, out):
+    """dL/dw of a triangle's pairs and the sums that need its pixels; what is below moves up."""
     zero = out.dtype.type(0)
-    s0, s1, s2, s3, s4, s5 = zero, zero, zero, zero, zero, zero
-    s6, s7, s8, s9, s10 = zero, zero, zero, zero, zero
+    for r in range(first, last):
+        span = spans[r]
+        for piece in range(2):
+            x, n, start = _band(span, piece)
+            at, q = _at(start), _at(r * _STRIDE + x)
+            s0, s1, s2 = zero, zero, zero
+            for i in range(_at(n)):
+                j, p = at + i, q + i
+                v, t, d = store[j + _W], store[j + _ABOVE], pixel[p + _BELOW]
+                r_, g, b = pixel[p + _GR], pixel[p + _GG], pixel[p + _GB]
+                lead = (r_ * cr + g * cg) + (b * cb + pixel[p + _GA]) - d
+                pixel[p + _BELOW] = d + v * lead
+                store[j + _ABOVE] = t * lead
+                wt = v * t
+                s0 += r_ * wt
+                s1 += g * wt
+                s2 += b * wt
+            out[0] += s0
+            out[1] += s1
+            out[2] += s2
+        at, q = _at(span[5]), _at(r * _STRIDE + span[1])
+        s0, s1, s2, s3 = zero, zero, zero, zero
+        for i in range(_at(span[2] - span[1])):
+            p = q + i
+            t, d = store[at + i + _ABOVE], pixel[p + _BELOW]
+            r_, g, b = pixel[p + _GR], pixel[p + _GG], pixel[p + _GB]
+            lead = (r_ * cr + g * cg) + (b * cb + pixel[p + _GA]) - d
+            pixel[p + _BELOW] = d + a * lead
+            s0 += r_ * t
+            s1 += g * t
+            s2 += b * t
+            s3 += t * lead
+        out[0] += a * s0
+        out[1] += a * s1
+        out[2] += a * s2
+        out[3] += a * s3
+
+
+@_compiled(_SUMS)
+def _gather(n, start, store, out):
+    """The sums over a triangle's stored pairs that need nothing of the pixels."""
+    zero, at = out.dtype.type(0), _at(start)
+    s3, s4, s5, s6, s7, s8, s9, s10 = zero, zero, zero, zero, zero, zero, zero, zero
     for i in range(_at(n)):
-        j, p = at + i, q + i
-        v, t, d = store[j + _W], store[j + _ABOVE], pixel[p + _BELOW]
-        r, g, b = pixel[p + _GR], pixel[p + _GG], pixel[p + _GB]
-        lead = (r * cr + g * cg) + (b * cb + pixel[p + _GA]) - d
-        pixel[p + _BELOW] = d + v * lead
-        dw = t * lead
-        wt = v * t
-        s0 += r * wt
-        s1 += g * wt
-        s2 += b * wt
-        s3 += dw * v
+        j = at + i
+        dw = store[j + _ABOVE]
         px, py = dw * store[j + _GX], dw * store[j + _GY]
         b0, b1 = store[j + _W0], store[j + _W1]
+        s3 += dw * store[j + _W]
         s4 += px
         s5 += py
         s6 += px * b0
@@ -481,9 +572,6 @@ def _back(n, at, q, cr, cg, cb, store, pixel, out):
         s8 += px * b1
         s9 += py * b1
         s10 += dw * store[j + _WS]
-    out[0] += s0
-    out[1] += s1
-    out[2] += s2
     out[3] += s3
     out[4] += s4
     out[5] += s5
@@ -492,26 +580,6 @@ def _back(n, at, q, cr, cg, cb, store, pixel, out):
     out[8] += s8
     out[9] += s9
     out[10] += s10
-
-
-@_compiled(_SUMS)
-def _back_solid(n, at, q, a, cr, cg, cb, store, pixel, out):
-    zero = out.dtype.type(0)
-    s0, s1, s2, s3 = zero, zero, zero, zero
-    for i in range(_at(n)):
-        p = q + i
-        t, d = store[at + i + _ABOVE], pixel[p + _BELOW]
-        r, g, b = pixel[p + _GR], pixel[p + _GG], pixel[p + _GB]
-        lead = (r * cr + g * cg) + (b * cb + pixel[p + _GA]) - d
-        pixel[p + _BELOW] = d + a * lead
-        s0 += r * t
-        s1 += g * t
-        s2 += b * t
-        s3 += t * lead
-    out[0] += a * s0
-    out[1] += a * s1
-    out[2] += a * s2
-    out[3] += a * s3
 
 
 # --- a tile ---------------------------------------------------------------------------------------
@@ -524,33 +592,36 @@ def _list_tile(ids, count, geo, x0, y0, width, height, columns, rows, entries, s
     """The triangles of a segment's list that touch the tile, and their spans on its rows."""
     n = 0
     left, right = (x0 + 0.5) / width, (x0 + columns - 0.5) / width
-    top, bottom = (y0 + 0.5) / height, (y0 + rows - 0.5) / height
     for r in range(rows):
         pairs[r] = 0
     for i in range(count):
         t = ids[i]
         g = geo[t]
-        if g[_LEFT] > right or g[_RIGHT] < left or g[_TOP] > bottom or g[_BOTTOM] < top:
+        if g[_LEFT] > right or g[_RIGHT] < left:
             continue
-        some = 0
-        for r in range(rows):
-            found = _spans(g, x0, y0 + r, width, height, columns, spans[n, r])
-            pairs[r] += found
-            some += found
-        if some > 0:
-            entries[n] = t
+        top, bottom = g[_TOP] * height - y0 - 0.51, g[_BOTTOM] * height - y0 - 0.49
+        if top > rows - 1.0 or bottom < 0.0:
+            continue
+        first, last = np.int64(math.ceil(max(top, 0.0))), np.int64(min(bottom, rows - 1.0)) + 1
+        if _span_rows(g, x0, y0, width, height, columns, first, last, spans[n]) > 0:
+            entries[n, 0], entries[n, 1], entries[n, 2] = t, first, last
+            for r in range(first, last):
+                pairs[r] += spans[n, r, 3] - spans[n, r, 0]
             n += 1
     return n
 
 
 @_compiled(_EXACT)
-def _cut(g, x0, width, span, at, store):
+def _cut(g, x0, width, spans, first, last, store):
     """Leave out pixels whose centres lie outside the padded bounding box."""
-    for x in range(span[0], span[3]):
-        px = (x0 + x + 0.5) / width
-        if px < g[_LEFT] or px > g[_RIGHT]:
-            i = _at(at + x - span[0])
-            store[i + _W] = store[i + _GX] = store[i + _GY] = store[i + _WS] = 0.0
+    for r in range(first, last):
+        for piece in range(2):
+            x, n, at = _band(spans[r], piece)
+            for i in range(n):
+                px = (x0 + x + i + 0.5) / width
+                if px < g[_LEFT] or px > g[_RIGHT]:
+                    j = _at(at + i)
+                    store[j + _W] = store[j + _GX] = store[j + _GY] = store[j + _WS] = 0.0
 
 
 @_compiled(_EXACT)
@@ -558,7 +629,7 @@ def _brightest(pixel, first_row, last_row, columns):
     """The largest transmittance of the rows."""
     most = pixel.dtype.type(0)
     for r in range(first_row, last_row):
-        q = _at(r * TILE_W)
+        q = _at(r * _STRIDE)
         for x in range(_at(columns)):
             t = pixel[q + x]
             most = t if t > most else most
@@ -568,48 +639,44 @@ def _brightest(pixel, first_row, last_row, columns):
 @_compiled(_EXACT)
 def _draw_tile(
     forward, compact, bbox, n, entries, spans, params, geo, x0, y0, width, height, columns,
-    first_row, last_row, k, store, pixel,
+    first_row, last_row, k, rows, store, pixel,
 ):  # fmt: skip
     """Front to back: returns how many entries were drawn before nothing shone through."""
     enough = 1e-10 if params.itemsize == 4 else 1e-18
-    a, z = first_row * TILE_W, last_row * TILE_W
+    a, z = first_row * _STRIDE, last_row * _STRIDE
     pixel[a:z] = 1.0
     for plane in range(1, 4):
         pixel[plane * _PLANE + a : plane * _PLANE + z] = 0.0
     at = 0
     for e in range(n):
-        t = entries[e]
-        g = geo[t]
-        cr, cg, cb = params[t, 6], params[t, 7], params[t, 8]
-        alpha = params.dtype.type(g[_ALPHA])
-        if forward:
-            at = 0
-        for r in range(first_row, last_row):
-            span = spans[e, r]
-            s0, s1, s2, s3 = span[0], span[1], span[2], span[3]
-            if s0 == s3:
-                continue
-            span[4] = at
-            if s0 < s1 or s2 < s3:
-                _constants(g, x0, y0 + r, width, height, compact, k)
-            q = r * TILE_W
-            for piece in range(2):
-                p0, p1 = (s0, s1) if piece == 0 else (s2, s3)
-                if p0 == p1:
-                    continue
-                here = _at(at + p0 - s0)
-                if forward:
-                    _weigh(p1 - p0, here, p0, compact, k, store)
-                else:
-                    _measure(p1 - p0, here, p0, compact, k, store)
-                if bbox:
-                    _cut(g, x0, width, span, at, store)
-                _blend(p1 - p0, here, _at(q + p0), cr, cg, cb, store, pixel)
-            if s1 < s2:
-                _blend_solid(
-                    s2 - s1, _at(at + s1 - s0), _at(q + s1), alpha, cr, cg, cb, store, pixel
-                )
-            at += s3 - s0
+        t = entries[e, 0]
+        first, last = max(entries[e, 1], first_row), min(entries[e, 2], last_row)
+        if first >= last:
+            continue
+        g, span = geo[t], spans[e]
+        # Room for the bands' pairs, then for the solid ones.
+        at = 0 if forward else at
+        entries[e, 3] = at
+        for r in range(first, last):
+            span[r, 4] = at
+            at += span[r, 3] - span[r, 2] + span[r, 1] - span[r, 0]
+        entries[e, 4] = at
+        banded = at > entries[e, 3]
+        for r in range(first, last):
+            span[r, 5] = at
+            at += span[r, 2] - span[r, 1]
+        if banded:
+            _constants(g, x0, y0, width, height, compact, span, first, last, k, rows)
+            if forward:
+                _weigh(first, last, span, compact, k, rows, store)
+            else:
+                _measure(first, last, span, compact, k, rows, store)
+            if bbox:
+                _cut(g, x0, width, span, first, last, store)
+        _blend(
+            first, last, span, params.dtype.type(g[_ALPHA]), params[t, 6], params[t, 7],
+            params[t, 8], store, pixel,
+        )  # fmt: skip
         if e % 8 == 7 and _brightest(pixel, first_row, last_row, columns) < enough:
             return e + 1
     return n
@@ -621,7 +688,7 @@ def _write_tile(background, images, x0, y0, columns, first_row, last_row, pixel)
     br, bg, bb = background[0], background[1], background[2]
     one = pixel.dtype.type(1)
     for r in range(first_row, last_row):
-        q = _at(r * TILE_W)
+        q = _at(r * _STRIDE)
         row = images[y0 + r]
         for x in range(_at(columns)):
             t, i = pixel[q + x], _at(x0) + x
@@ -640,43 +707,41 @@ def _compare_tile(
     """Put the background below, make dL/dC, and start the way back with the background."""
     br, bg, bb = background[0], background[1], background[2]
     zero, two = pixel.dtype.type(0), pixel.dtype.type(2 * scale)
+    n = _at(columns)
     for r in range(first_row, last_row):
-        q = _at(r * TILE_W)
-        row = given[y0 + r]
+        q = _at(r * _STRIDE)
+        row = given[y0 + r, x0 : x0 + columns]
         loss, s0, s1, s2 = zero, zero, zero, zero
+        for x in range(n):
+            p = q + x
+            pixel[p + _GR] = row[x, 0]
+            pixel[p + _GG] = row[x, 1]
+            pixel[p + _GB] = row[x, 2]
+            pixel[p + _GA] = zero
+        if given.shape[2] == 4:
+            for x in range(n):
+                pixel[q + x + _GA] = row[x, 3]
         if fused:
-            for x in range(_at(columns)):
-                p, i = q + x, _at(x0) + x
+            for x in range(n):
+                p = q + x
                 t = pixel[p]
-                dr = pixel[p + _RED] + br * t - row[i, 0]
-                dg = pixel[p + _GREEN] + bg * t - row[i, 1]
-                db = pixel[p + _BLUE] + bb * t - row[i, 2]
+                dr = pixel[p + _RED] + br * t - pixel[p + _GR]
+                dg = pixel[p + _GREEN] + bg * t - pixel[p + _GG]
+                db = pixel[p + _BLUE] + bb * t - pixel[p + _GB]
                 loss += dr * dr + dg * dg + db * db
-                dr, dg, db = dr * two, dg * two, db * two
-                pixel[p + _GR] = dr
-                pixel[p + _GG] = dg
-                pixel[p + _GB] = db
-                pixel[p + _GA] = zero
-                pixel[p + _BELOW] = dr * br + dg * bg + db * bb
-                s0 += dr * t
-                s1 += dg * t
-                s2 += db * t
-        else:
-            alpha = given.shape[2] == 4
-            for x in range(_at(columns)):
-                p, i = q + x, _at(x0) + x
-                t = pixel[p]
-                dr, dg, db = row[i, 0], row[i, 1], row[i, 2]
-                pixel[p + _GR] = dr
-                pixel[p + _GG] = dg
-                pixel[p + _GB] = db
-                pixel[p + _GA] = row[i, 3] if alpha else zero
-                pixel[p + _BELOW] = dr * br + dg * bg + db * bb
-                s0 += dr * t
-                s1 += dg * t
-                s2 += db * t
-        # The last block of a tile may reach beyond the image, where there is no gradient.
-        for x in range(_at(columns), _at((columns + 7) // 8 * 8)):
+                pixel[p + _GR] = dr * two
+                pixel[p + _GG] = dg * two
+                pixel[p + _GB] = db * two
+        for x in range(n):
+            p = q + x
+            t = pixel[p]
+            dr, dg, db = pixel[p + _GR], pixel[p + _GG], pixel[p + _GB]
+            pixel[p + _BELOW] = dr * br + dg * bg + db * bb
+            s0 += dr * t
+            s1 += dg * t
+            s2 += db * t
+        # The last block of a span may reach beyond the tile, where there is no gradient.
+        for x in range(n, n + _at(BLOCK)):
             p = q + x
             pixel[p + _GR] = pixel[p + _GG] = pixel[p + _GB] = zero
             pixel[p + _GA] = pixel[p + _BELOW] = zero
@@ -687,30 +752,22 @@ def _compare_tile(
 
 
 @_compiled(_EXACT)
-def _back_tile(n, entries, spans, params, geo, first_row, last_row, store, pixel, row_sums, sums):
+def _back_tile(n, entries, spans, params, geo, first_row, last_row, store, pixel, found, sums):
     """Back to front over what `_draw_tile` stored; adds to the triangles' rows of `sums`."""
     for e in range(n - 1, -1, -1):
-        t = entries[e]
-        cr, cg, cb = params[t, 6], params[t, 7], params[t, 8]
-        alpha = params.dtype.type(geo[t, _ALPHA])
+        t = entries[e, 0]
+        first, last = max(entries[e, 1], first_row), min(entries[e, 2], last_row)
+        if first >= last:
+            continue
         for j in range(11):
-            row_sums[j] = 0.0
-        for r in range(first_row, last_row):
-            span = spans[e, r]
-            s0, s1, s2, s3, at = span[0], span[1], span[2], span[3], span[4]
-            q = r * TILE_W
-            for piece in range(2):
-                p0, p1 = (s0, s1) if piece == 0 else (s2, s3)
-                if p0 == p1:
-                    continue
-                _back(p1 - p0, _at(at + p0 - s0), _at(q + p0), cr, cg, cb, store, pixel, row_sums)
-            if s1 < s2:
-                _back_solid(
-                    s2 - s1, _at(at + s1 - s0), _at(q + s1), alpha, cr, cg, cb,
-                    store, pixel, row_sums,
-                )  # fmt: skip
+            found[j] = 0.0
+        _back(
+            first, last, spans[e], params.dtype.type(geo[t, _ALPHA]), params[t, 6], params[t, 7],
+            params[t, 8], store, pixel, found,
+        )  # fmt: skip
+        _gather(entries[e, 4] - entries[e, 3], entries[e, 3], store, found)
         for j in range(11):
-            sums[t, j] += row_sums[j]
+            sums[t, j] += found[j]
 
 
 # --- an item --------------------------------------------------------------------------------------
@@ -741,17 +798,18 @@ def draw(
     shape = images.shape if mode == FORWARD else given.shape
     height, width = shape[0], shape[1]
     scale = 1.0 / (3.0 * height * width)
-    rows = segment_rows(height)
+    segment_h = segment_rows(height)
     ids = np.empty(triangles, np.int32)
-    entries = np.empty(triangles, np.int32)
-    spans = np.empty((triangles, TILE_H, 5), np.int32)
+    entries = np.empty((triangles, 5), np.int64)
+    spans = np.empty((triangles, TILE_H, _SPAN), np.int64)
     pairs = np.empty(TILE_H, np.int64)
     pixel = np.empty(PLANES * _PLANE, params.dtype)
     k = np.empty(_CONSTANTS, params.dtype)
-    row_sums = np.empty(11, params.dtype)
+    rows = np.empty((TILE_H, _ROW), params.dtype)
+    found = np.empty(11, params.dtype)
     for segment in range(first, last):
-        top = segment * rows
-        bottom = min(top + rows, height)
+        top = segment * segment_h
+        bottom = min(top + segment_h, height)
         count = 0
         from_y, to_y = (top + 0.5) / height, (bottom - 0.5) / height
         for t in range(triangles - 1, -1, -1):
@@ -787,7 +845,7 @@ def draw(
                         last_row += 1
                     done = _draw_tile(
                         mode == FORWARD, compact, bbox, n, entries, spans, params, geo, x0, y0,
-                        width, height, columns, first_row, last_row, k, store, pixel,
+                        width, height, columns, first_row, last_row, k, rows, store, pixel,
                     )  # fmt: skip
                     if mode == FORWARD:
                         _write_tile(background, images, x0, y0, columns, first_row, last_row, pixel)
@@ -798,7 +856,7 @@ def draw(
                         )  # fmt: skip
                         _back_tile(
                             done, entries, spans, params, geo, first_row, last_row, store, pixel,
-                            row_sums, part,
+                            found, part,
                         )  # fmt: skip
                     first_row = last_row
         if mode != FORWARD:
