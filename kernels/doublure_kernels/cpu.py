@@ -83,16 +83,15 @@ class CpuBackend:
     ) -> tuple[Array, Gradients]:
         if self._closed:
             raise SettingError("this CpuBackend is closed; open another")
-        loops = _loops(_dtype(scene))
-        params, dtype = np.ascontiguousarray(scene.params), _dtype(scene)
-        batch, triangles = params.shape[:2]
+        dtype = _dtype(scene)
+        loops = _loops(dtype)
+        params = np.ascontiguousarray(scene.params)
+        sigma, counts = np.asarray(scene.sigma), np.ascontiguousarray(scene.counts)
         background = np.ascontiguousarray(scene.background)
         compact, bbox = raster.kernel == "compact", raster.support == "bbox6"
-        given = None if given is None else np.ascontiguousarray(given)
-        nothing = np.empty((0, 0, 0), dtype)
-        geo = np.empty((batch, triangles, loops.GEO))
-        sigma, counts = np.asarray(scene.sigma), np.ascontiguousarray(scene.counts)
+        batch, triangles = params.shape[:2]
         total = batch * triangles
+        geo = np.empty((batch, triangles, loops.GEO))
 
         def set_up(part: int) -> None:
             first = part * _SETUP
@@ -100,45 +99,53 @@ class CpuBackend:
             loops.setup(params, sigma, counts, compact, bbox, geo, first, last)
 
         self._crew.run(-(-total // _SETUP), set_up)
-        segments = -(-raster.height // loops.segment_rows(raster.height))
-        # Few items are split into their segments; many are not, which saves their sums' memory.
-        parts = segments if mode == 0 or batch < 2 * self.threads else 1
-        parts = parts if self.threads > 1 else 1
-        each = segments // parts
-        grads = np.empty((0 if mode == 0 else batch, triangles, 10), dtype)
-        grad_sigma = np.empty(grads.shape[:2], dtype)
-        grad_background = np.empty((len(grads), 3), dtype)
-        losses = np.empty(len(grads), dtype)
-        rows = 0 if mode == 0 else triangles + 1
-        shared = np.zeros((batch, parts, rows, loops.ACC)) if parts > 1 else None
 
-        def draw(unit: int) -> None:
-            item, part = divmod(unit, parts)
+        nothing = np.empty((1, 0, 0, 0), dtype)
+        given = nothing if given is None else np.ascontiguousarray(given)
+        images = nothing if images is None else images
+        graded = batch if mode else 0
+        rows = triangles + 1 if mode else 0
+        grads = np.empty((graded, triangles, 10), dtype)
+        grad_sigma = np.empty((graded, triangles), dtype)
+        grad_background, losses = np.empty((graded, 3), dtype), np.empty(graded, dtype)
+        segments = -(-raster.height // loops.segment_rows(raster.height))
+
+        def draw_items(group: int) -> None:
             scratch = self._scratch(dtype)
-            sums = scratch.sums(rows, loops.ACC) if shared is None else shared[item, part]
+            first = group * each
+            fits = loops.draw_items(
+                mode, compact, bbox, params, geo, background, given, images,
+                first, min(first + each, batch), *scratch.lists(triangles), scratch.store,
+                scratch.pixel, scratch.sums(rows)[None], scratch.part(rows),
+                grads, grad_sigma, grad_background, losses,
+            )  # fmt: skip
+            _check_room(fits, triangles, loops)
+
+        def draw_segment(unit: int) -> None:
+            scratch = self._scratch(dtype)
+            item, segment = divmod(unit, segments)
             fits = loops.draw(
                 mode, compact, bbox, params[item], geo[item], background[item],
-                nothing if given is None else given[item],
-                nothing if images is None else images[item],
-                part * each, (part + 1) * each, scratch.store, sums, scratch.part(rows, loops.ACC),
+                given[item if mode else 0], images[0 if mode else item], segment, segment + 1,
+                *scratch.lists(triangles), scratch.store, scratch.pixel, shared[item, segment],
+                scratch.part(rows),
             )  # fmt: skip
-            if not fits:
-                raise SettingError(
-                    f"triangles: expected at most {loops.ROOM // loops.BLOCK:,} in any 16 rows of "
-                    f"pixels, got more among {triangles:,}; draw fewer at a time"
-                )
-            if shared is None and mode:
-                finish(item, sums[None])
+            _check_room(fits, triangles, loops)
 
-        def finish(item: int, sums: Array) -> None:
+        def finish(item: int) -> None:
             loops.finish(
-                sums, geo[item], grads[item], grad_sigma[item], grad_background[item],
+                shared[item], geo[item], grads[item], grad_sigma[item], grad_background[item],
                 losses[item : item + 1],
             )  # fmt: skip
 
-        self._crew.run(batch * parts, draw)
-        if shared is not None and mode:
-            self._crew.run(batch, lambda item: finish(item, shared[item]))
+        if self.threads == 1 or batch >= 2 * self.threads:
+            # Whole items, several at once where there are many: fewer calls from Python.
+            each = max(1, batch // (8 * self.threads))
+            self._crew.run(-(-batch // each), draw_items)
+        else:
+            shared = np.zeros((batch, segments, rows, loops.ACC))
+            self._crew.run(batch * segments, draw_segment)
+            self._crew.run(graded, finish)
         return losses, Gradients(grads, grad_sigma, grad_background)
 
     def _scratch(self, dtype: np.dtype[Any]) -> _Scratch:
@@ -149,26 +156,42 @@ class CpuBackend:
         return found
 
 
+def _check_room(fits: bool, triangles: int, loops: Any) -> None:
+    if not fits:
+        raise SettingError(
+            f"triangles: expected at most {loops.ROOM // loops.BLOCK:,} in any 16 rows of pixels, "
+            f"got more among {triangles:,}; draw fewer at a time"
+        )
+
+
 class _Scratch:
     """What one thread works in, kept from call to call."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._loops = _loops(dtype)
         # Reserved, not used: the system gives memory to what is touched.
-        self.store = np.empty(_loops(dtype).FIELDS * _loops(dtype).ROOM, dtype)
-        self._sums = np.empty(0)
-        self._part = np.empty(0)
+        self.store = np.empty(self._loops.FIELDS * self._loops.ROOM, dtype)
+        self.pixel = np.empty(self._loops.PIXELS, dtype)
+        self._lists = np.empty((0, self._loops.LISTS), np.int64)
+        self._spans = np.empty((0, self._loops.TILE_H, self._loops.SPAN), np.int64)
+        self._sums = np.empty((0, self._loops.ACC))
+        self._part = np.empty((0, self._loops.ACC))
 
-    def sums(self, rows: int, columns: int) -> Array:
-        if self._sums.size < rows * columns:
-            self._sums = np.empty(rows * columns)
-        found = self._sums[: rows * columns].reshape(rows, columns)
-        found[:] = 0
-        return found
+    def lists(self, triangles: int) -> tuple[Array, Array]:
+        if len(self._lists) < triangles:
+            self._lists = np.empty((triangles, *self._lists.shape[1:]), np.int64)
+            self._spans = np.empty((triangles, *self._spans.shape[1:]), np.int64)
+        return self._lists[:triangles], self._spans[:triangles]
 
-    def part(self, rows: int, columns: int) -> Array:
-        if self._part.size < rows * columns:
-            self._part = np.empty(rows * columns)
-        return self._part[: rows * columns].reshape(rows, columns)
+    def sums(self, rows: int) -> Array:
+        if len(self._sums) < rows:
+            self._sums = np.empty((rows, self._loops.ACC))
+        return self._sums[:rows]
+
+    def part(self, rows: int) -> Array:
+        if len(self._part) < rows:
+            self._part = np.empty((rows, self._loops.ACC))
+        return self._part[:rows]
 
 
 class _Crew:
@@ -291,16 +314,20 @@ def _compile(loops: Any, dtype: np.dtype[Any]) -> None:
     geo = np.empty((1, 1, loops.GEO))
     for sigma in (np.ones((1, 1), dtype), broadcast):
         loops.setup(params, sigma, np.ones(1, np.int64), False, False, geo, 0, 1)
-    store = np.empty(loops.FIELDS * loops.ROOM, dtype)
-    sums, part = np.zeros((2, loops.ACC)), np.zeros((2, loops.ACC))
-    nothing, image = np.empty((0, 0, 0), dtype), np.zeros((8, 8, 3), dtype)
+    store, pixel = np.empty(loops.FIELDS * loops.ROOM, dtype), np.empty(loops.PIXELS, dtype)
+    lists = np.empty((1, loops.LISTS), np.int64)
+    spans = np.empty((1, loops.TILE_H, loops.SPAN), np.int64)
+    sums, part = np.zeros((1, 2, loops.ACC)), np.zeros((2, loops.ACC))
+    image, background = np.zeros((1, 8, 8, 3), dtype), np.zeros((1, 3), dtype)
+    grads, grad_sigma = np.empty((1, 1, 10), dtype), np.empty((1, 1), dtype)
+    grad_background, loss = np.empty((1, 3), dtype), np.empty(1, dtype)
     for mode in range(3):
-        given, images = (nothing, image) if mode == 0 else (image, nothing)
-        loops.draw(
-            mode, False, False, params[0], geo[0], np.zeros(3, dtype), given, images, 0, 1, store,
-            sums, part,
+        loops.draw_items(
+            mode, False, False, params, geo, background, image, image, 0, 1, lists, spans, store,
+            pixel, sums, part, grads, grad_sigma, grad_background, loss,
         )  # fmt: skip
-    loops.finish(
-        sums[None], geo[0], np.empty((1, 10), dtype), np.empty(1, dtype), np.empty(3, dtype),
-        np.empty(1, dtype),
+    loops.draw(
+        0, False, False, params[0], geo[0], background[0], image[0], image[0], 0, 1, lists, spans,
+        store, pixel, sums[0], part,
     )  # fmt: skip
+    loops.finish(sums, geo[0], grads[0], grad_sigma[0], grad_background[0], loss)

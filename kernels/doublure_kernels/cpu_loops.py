@@ -20,7 +20,7 @@ Sums run in a fixed order: over a row's lanes, rows, tiles, and 16 or more rows 
 segments are added in order, whichever thread drew them. A pixel's bits depend on nothing else.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return"
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return,call-arg,assignment"
 
 from __future__ import annotations
 
@@ -39,10 +39,14 @@ __all__ = [
     "BLOCK",
     "FIELDS",
     "GEO",
+    "LISTS",
+    "PIXELS",
     "ROOM",
+    "SPAN",
     "TILE_H",
     "TILE_W",
     "draw",
+    "draw_items",
     "finish",
     "segment_rows",
     "setup",
@@ -52,9 +56,10 @@ TILE_W, TILE_H, BLOCK = 64, 16, 8
 GEO = 40  # float64 values a triangle, see `setup`
 FIELDS = 7  # stored values a (pixel, triangle) pair
 PLANES = 9  # stored values a pixel of the tile
+LISTS = 6  # integers a triangle that a tile's list needs
 ROOM = 1 << 22  # (pixel, triangle) pairs that can be stored
 ACC = 12  # sums a triangle: r g b, weight, six of the vertices, sigma, spare
-_CHUNK = 32768  # pairs held at a time: what they need stays in the second-level cache
+_CHUNK = 12288  # pairs held at a time, 28 bytes each: they stay in the second-level cache
 _FAR = 1e18  # coordinates are cut here, so that float32 squares stay finite
 
 _at = np.uintp  # an unsigned index: Numba then emits no check for negative ones
@@ -190,7 +195,7 @@ def setup(params, sigma, counts, compact, bbox, geo, first, last):
 # A span: pixels of the tile on one row. From 0 to 3 it may weigh something; from 1 to 2 its cover
 # is 1; between are two bands, whose lengths are multiples of 8. Then where its bands' pairs and
 # its solid pairs are stored.
-_SPAN = 6
+SPAN = 6
 
 # What the pixel loops need of a triangle, in the scene's dtype: once a tile (`k`) ...
 _K_EDGE, _K_STRIDE = (
@@ -400,6 +405,7 @@ _W, _ABOVE, _GX, _GY, _W0, _W1, _WS = (_at(ROOM * i) for i in range(FIELDS))
 # block longer than the tile, for the last block of a span.
 _STRIDE = TILE_W + BLOCK
 _PLANE = _STRIDE * TILE_H
+PIXELS = PLANES * _PLANE
 _LIGHT, _RED, _GREEN, _BLUE, _GR, _GG, _GB, _GA, _BELOW = (_at(_PLANE * i) for i in range(PLANES))
 
 
@@ -775,7 +781,8 @@ def _back_tile(n, entries, spans, params, geo, first_row, last_row, store, pixel
 
 @_compiled(_EXACT)
 def draw(
-    mode, compact, bbox, params, geo, background, given, images, first, last, store, sums, part
+    mode, compact, bbox, params, geo, background, given, images, first, last, lists, spans, store,
+    pixel, sums, part,
 ):  # fmt: skip
     """Draw segments `first` to `last` of one item, in order.
 
@@ -788,7 +795,10 @@ def draw(
         background: [3].
         given: [H, W, C]: dL/dC, or the target.
         images: [H, W, C], written when drawing forward.
+        lists: [T, LISTS] int64, scratch, as are the next three.
+        spans: [T, TILE_H, SPAN] int64.
         store: [FIELDS · ROOM], in which pairs are kept; little of it is touched.
+        pixel: [PIXELS].
         sums: [T + 1, ACC] float64, added to; the last row: background r g b, loss.
         part: As `sums`, scratch.
     Returns:
@@ -799,11 +809,8 @@ def draw(
     height, width = shape[0], shape[1]
     scale = 1.0 / (3.0 * height * width)
     segment_h = segment_rows(height)
-    ids = np.empty(triangles, np.int32)
-    entries = np.empty((triangles, 5), np.int64)
-    spans = np.empty((triangles, TILE_H, _SPAN), np.int64)
+    ids, entries = lists[:, 5], lists[:, :5]
     pairs = np.empty(TILE_H, np.int64)
-    pixel = np.empty(PLANES * _PLANE, params.dtype)
     k = np.empty(_CONSTANTS, params.dtype)
     rows = np.empty((TILE_H, _ROW), params.dtype)
     found = np.empty(11, params.dtype)
@@ -908,3 +915,32 @@ def finish(parts, geo, grads, grad_sigma, grad_background, loss):
             grads[t, 6 + j] = s[j]
         grads[t, 9] = s[3] / a if g[_OPEN] else 0.0
         grad_sigma[t] = f * inverse * s[10]
+
+
+@_compiled(_EXACT)
+def draw_items(
+    mode, compact, bbox, params, geo, background, given, images, first, last, lists, spans, store,
+    pixel, sums, part, grads, grad_sigma, grad_background, losses,
+):  # fmt: skip
+    """`draw` and `finish` of items `first` to `last`; arrays as there, with the batch before them.
+
+    `sums` has an axis of length 1 before its own.
+    """
+    for item in range(first, last):
+        height = images.shape[1] if mode == FORWARD else given.shape[1]
+        segment = segment_rows(height)
+        if mode != FORWARD:
+            sums[:] = 0.0
+        if not draw(
+            mode, compact, bbox, params[item], geo[item], background[item],
+            given[0] if mode == FORWARD else given[item],
+            images[item] if mode == FORWARD else images[0],
+            0, (height + segment - 1) // segment, lists, spans, store, pixel, sums[0], part,
+        ):  # fmt: skip
+            return False
+        if mode != FORWARD:
+            finish(
+                sums, geo[item], grads[item], grad_sigma[item], grad_background[item],
+                losses[item : item + 1],
+            )  # fmt: skip
+    return True
