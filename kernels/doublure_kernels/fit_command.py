@@ -87,7 +87,7 @@ def fit(
     coarse: Annotated[
         float,
         typer.Option(help="Halve the picture while sigma is more than so many pixels; 0 never."),
-    ] = 1.0,
+    ] = 0.5,
     frames_every: Annotated[
         int | None,
         typer.Option(help="Iterations between pictures of frames/, 0 for none.  [default: 40 all]"),

@@ -7,8 +7,6 @@ damage, and every array's type and shape is checked before it is used.
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,14 +78,15 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
     """
     path = Path(path)
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here, so that it is closed where NumPy fails to read it, too.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             arrays = {name: file[name] for name in (*_ARRAYS, "losses", "target", "header")}
         header = json.loads(arrays["header"].tobytes())
     except FileNotFoundError as error:
         raise ResumeError(
             f"{path}: expected the checkpoint of a fit, got no such file; start without --resume"
         ) from error
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # a damaged archive makes its reader raise whatever it trips over
         raise _damaged(path, str(error)) from error
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise _damaged(path, "another kind of file")

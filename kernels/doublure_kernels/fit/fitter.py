@@ -45,8 +45,8 @@ class Fit:
     Raises:
         ShapeError: `target` is not [H, W, 3].
         ImageError: It is empty or not finite.
-        SettingError: No such device, or `threads` with one that has none.
-        DeviceError: It is not there, or takes no NumPy arrays.
+        SettingError: `threads` with a device that has none.
+        DeviceError: No such device, it is not there, or it takes no NumPy arrays.
         ResumeError: `state` belongs to other settings.
     """
 

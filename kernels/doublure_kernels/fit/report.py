@@ -76,11 +76,18 @@ def save_losses(
 
 
 def save_plot(
-    path: Path, losses: Sequence[float], sigmas: Sequence[float], *, best: int, title: str
+    path: Path,
+    losses: Sequence[float],
+    sigmas: Sequence[float],
+    sizes: Sequence[int],
+    *,
+    best: int,
+    title: str,
 ) -> None:
     """Draw loss and sigma over the iterations as PNG.
 
     Args:
+        sizes: Longest side of what each loss was measured on; where it changes, so does the loss.
         best: The iteration that was kept; negative for none.
     """
     # The object interface: pyplot would keep global state, and choose a GUI back end.
@@ -98,6 +105,9 @@ def save_plot(
     if best >= 0 and values[best] > 0:
         text = f"kept: {losses[best]:.3g}, {psnr_db(losses[best]):.2f} dB"
         axes.plot([best], [values[best]], "o", ms=5, color="#16a34a", label=text)
+    for at in range(1, len(sizes)):
+        if sizes[at] != sizes[at - 1]:
+            axes.axvline(at, color="#52525b", lw=0.8, ls=":", label=f"at {sizes[at]} px from here")
     axes.set(title=title, xlabel="iteration", ylabel="mean squared error, linear light")
     axes.grid(alpha=0.25, which="both")
     soft = axes.twinx()

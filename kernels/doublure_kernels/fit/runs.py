@@ -273,10 +273,12 @@ def _write_outputs(
     save_picture(out / "export.png", fit.render(height, width))
     steps = range(len(state.losses))
     sigmas = [fit.sigma_at(i) for i in steps]
-    save_losses(out / "loss.csv", state.losses, sigmas, [max(fit.size_at(i)) for i in steps])
+    sizes = [max(fit.size_at(i)) for i in steps]
+    save_losses(out / "loss.csv", state.losses, sigmas, sizes)
     if outputs.plot and state.losses:
         title = f"{Path(about['photo']).name}: {fit.settings.triangles} triangles"
-        save_plot(out / "loss.png", state.losses, sigmas, best=state.best_iteration, title=title)
+        best = state.best_iteration
+        save_plot(out / "loss.png", state.losses, sigmas, sizes, best=best, title=title)
     if _frames_every(outputs, fit.settings):
         if fit.stopped is not None:  # an interrupted one may go on, and ends elsewhere
             save_picture(out / _FRAMES / f"{len(state.losses):07d}.png", fit.render())

@@ -71,7 +71,7 @@ class FitSettings:
     background: str = "mean"
     kernel: Kernel = "sigmoid"
     support: Support = "exact"
-    coarse: float = 1.0
+    coarse: float = 0.5
 
     def __post_init__(self) -> None:
         for name, least, most in _WHOLE:
