@@ -65,7 +65,7 @@ def fit(
     colour_rate: Annotated[float, typer.Option(help="For colours.")] = 0.02,
     alpha_rate: Annotated[float, typer.Option(help="For opacities.")] = 0.01,
     beta1: Annotated[float, typer.Option(help="Adam's, of gradients.")] = 0.9,
-    beta2: Annotated[float, typer.Option(help="Adam's, of their squares.")] = 0.999,
+    beta2: Annotated[float, typer.Option(help="Adam's, of their squares.")] = 0.97,
     epsilon: Annotated[float, typer.Option(help="Adam's.")] = 1e-8,
     patience: Annotated[
         int, typer.Option(help="Stop after so many iterations without a better scene; 0 never.")

@@ -38,7 +38,8 @@ class FitSettings:
         colour_rate: For linear colours.
         alpha_rate: For opacities.
         beta1: Adam's memory of gradients, 0 to below 1.
-        beta2: Adam's memory of their squares, 0 to below 1.
+        beta2: Adam's memory of their squares, 0 to below 1. Shorter than the usual 0.999, since
+            gradients change their size with sigma; benchmarks/fit.py compares.
         epsilon: Adam's, greater than 0.
         patience: Stop as converged after so many iterations without a new best; 0 never stops.
         divergence: Stop as diverged where the loss is above this many times that of the first
@@ -64,7 +65,7 @@ class FitSettings:
     colour_rate: float = 0.02
     alpha_rate: float = 0.01
     beta1: float = 0.9
-    beta2: float = 0.999
+    beta2: float = 0.97
     epsilon: float = 1e-8
     patience: int = 250
     divergence: float = 4.0
