@@ -1,0 +1,299 @@
+"""Opening, sharing and closing devices, and what importing the package may not do."""
+
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import doublure_kernels
+import pytest
+from doublure_kernels import devices, errors, policy
+
+
+def run(code: str) -> str:
+    """A fresh interpreter's output."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+class Stand:
+    """A backend that only notes when it is closed."""
+
+    adapter = None
+
+    def __init__(self, name: str, closed: list[str], adapter: str | None = None) -> None:
+        self.name, self.adapter, self._closed = name, adapter, closed
+
+    def close(self) -> None:
+        self._closed.append(self.name)
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Openers of stand-ins for reference and cpu; the names of those closed, in order."""
+    names: list[str] = []
+    devices.shutdown()
+    for name in ("reference", "cpu"):
+        monkeypatch.setitem(devices._OPENERS, name, lambda name=name: Stand(name, names))
+    yield names
+    devices.shutdown()
+
+
+def add_gpu(monkeypatch: pytest.MonkeyPatch, name: str, closed: list[str], **more: Any) -> None:
+    gpu = Stand(name, closed, adapter=f"A {name} card")
+    vars(gpu).update(more)
+    monkeypatch.setitem(devices._OPENERS, name, lambda: gpu)
+
+
+def test_importing_brings_neither_torch_nor_numba_and_opens_nothing() -> None:
+    out = run(
+        "import sys, atexit\n"
+        "before = atexit._ncallbacks()\n"
+        "import doublure_kernels as k\n"
+        "from doublure_kernels import devices\n"
+        "print([m for m in ('torch', 'numba') if m in sys.modules])\n"
+        "print(atexit._ncallbacks() - before, devices._opened, k.last_device())\n"
+        "k.rasterize\n"
+        "print('torch' in sys.modules, devices._opened)\n"
+    )
+    assert out.splitlines() == ["[]", "0 {} None", "True {}"]
+
+
+def test_without_torch_a_device_still_draws() -> None:
+    out = run(
+        "import sys; sys.modules['torch'] = None\n"
+        "import numpy as np, doublure_kernels as k\n"
+        "triangles = np.array([[[-1, -1, 3, -1, -1, 3, 1, .5, 0, .5]]], np.float32)\n"
+        "scene = k.Scene(triangles, np.full((1, 1), .01, np.float32),\n"
+        "    np.zeros((1, 3), np.float32), np.ones(1, np.int64))\n"
+        "device = k.open_device('cpu')\n"
+        "print(device.forward(scene, k.Raster(4, 4))[0, 1, 1].round(3).tolist())\n"
+        "device.close()\n"
+        "print(k.anneal_sigma(0, 10), k.prefers_gpu(1, 1, 16))\n"
+        "try: k.rasterize\n"
+        "except ImportError as error: print('torch' in str(error))\n"
+        "try: k.open_device('reference')\n"
+        "except k.DeviceError as error: print(error)\n"
+    )
+    assert out.splitlines() == [
+        "[0.5, 0.25, 0.0]",
+        "0.02 False",
+        "True",
+        'device "reference": expected the package torch, got an environment without it; '
+        "install doublure[kernels]",
+    ]
+
+
+def test_without_numba_opening_cpu_says_what_to_install() -> None:
+    out = run(
+        "import sys; sys.modules['numba'] = None\n"
+        "import doublure_kernels as k\n"
+        "try: k.open_device('cpu')\n"
+        "except k.DeviceError as error: print(error)\n"
+    )
+    assert out.strip() == (
+        'device "cpu": expected the package numba, got an environment without it; '
+        "install doublure[kernels]"
+    )
+
+
+def test_public_names_are_sorted_and_there() -> None:
+    names = doublure_kernels.__all__
+    assert names == sorted(names)
+    for name in names:
+        assert getattr(doublure_kernels, name) is not None
+    assert set(names) <= set(dir(doublure_kernels))
+    assert set(errors.__all__) <= set(names)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'rasterise'"):
+        _ = doublure_kernels.rasterise
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_a_device_of_ones_own_is_apart_from_the_process_s(name: str) -> None:
+    own = doublure_kernels.open_device(name)
+    assert own.name == name
+    assert own.adapter is None
+    assert own is not devices.default(name)
+    assert devices.default(name) is devices.default(name)
+    own.close()
+    own.close()
+
+
+@pytest.mark.parametrize("name", ["vulkan", "cuda"])
+def test_a_device_that_is_not_installed_says_so(name: str) -> None:
+    with pytest.raises(errors.DeviceError) as caught:
+        doublure_kernels.open_device(name)
+    assert str(caught.value) == (
+        f'device "{name}": expected a {name} backend, got none: doublure_kernels.{name} is not '
+        'part of this installation; use device="cpu"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("gpuu", "gpu"), ("Vulcan", "vulkan"), ("CUDA", "cuda"), ("cpu ", "cpu")]
+)
+def test_an_unknown_device_is_told_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(errors.DeviceError) as caught:
+        devices.check_device(name)
+    assert str(caught.value) == (
+        'device: expected one of "auto", "cpu", "gpu", "cuda", "vulkan", "reference", '
+        f'got {name!r}; did you mean "{near}"?'
+    )
+
+
+def test_open_device_knows_no_aliases() -> None:
+    with pytest.raises(errors.DeviceError, match="open_device: expected one of"):
+        doublure_kernels.open_device("gpu")
+
+
+def test_shutdown_closes_in_reverse_and_the_next_use_opens_anew(closed: list[str]) -> None:
+    first = devices.default("reference")
+    devices.default("cpu")
+    assert doublure_kernels.shutdown()
+    assert closed == ["cpu", "reference"]
+    assert not doublure_kernels.shutdown()
+    assert closed == ["cpu", "reference"]
+    assert devices.default("reference") is not first
+
+
+def test_a_failing_close_leaves_no_other_open(
+    closed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices.default("reference")
+    broken = devices.default("cpu")
+
+    def fail() -> None:
+        raise OSError("lost")
+
+    monkeypatch.setattr(broken, "close", fail)
+    with pytest.raises(OSError, match="lost"):
+        devices.shutdown()
+    assert closed == ["reference"]
+    assert not devices.shutdown()
+
+
+def test_threads_that_come_at_once_share_one(
+    closed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, gate = [], threading.Barrier(8)
+
+    def open_slowly() -> Stand:
+        opened.append(1)
+        threading.Event().wait(0.05)
+        return Stand("cpu", closed)
+
+    monkeypatch.setitem(devices._OPENERS, "cpu", open_slowly)
+    got = []
+
+    def use() -> None:
+        gate.wait()
+        got.append(devices.default("cpu"))
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(opened) == 1
+    assert len(got) == 8
+    assert len(set(map(id, got))) == 1
+
+
+def test_it_is_closed_at_exit() -> None:
+    out = run(
+        "from doublure_kernels import devices\n"
+        "class Own:\n"
+        "    name, adapter = 'cpu', None\n"
+        "    def close(self): print('closed')\n"
+        "devices._OPENERS['cpu'] = Own\n"
+        "devices.default('cpu')\n"
+        "print('end')\n"
+    )
+    assert out.split() == ["end", "closed"]
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="the system has no fork")
+def test_a_forked_child_opens_its_own() -> None:
+    out = run(
+        "import os, sys, warnings, numpy as np, doublure_kernels as k\n"
+        "from doublure_kernels import devices\n"
+        "warnings.simplefilter('ignore', DeprecationWarning)  # of fork beside threads\n"
+        "triangles = np.array([[[-1, -1, 3, -1, -1, 3, 1, .5, 0, .5]]], np.float32)\n"
+        "scene = k.Scene(np.repeat(triangles, 4, 0), np.full((4, 1), .01, np.float32),\n"
+        "    np.zeros((4, 3), np.float32), np.ones(4, np.int64))\n"
+        "def draw():\n"
+        "    image = devices.default('cpu').forward(scene, k.Raster(64, 64))\n"
+        "    devices.note_device(devices.default('cpu'))\n"
+        "    return image.tobytes()\n"
+        "before, parent = draw(), devices.default('cpu')\n"
+        "devices._lock.acquire()  # as another thread might hold it\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    last = k.last_device()\n"
+        "    same = draw() == before\n"
+        "    print(last, same, devices.default('cpu') is parent, k.shutdown(), flush=True)\n"
+        "    os._exit(0)\n"
+        "devices._lock.release()\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        "print(k.last_device(), draw() == before, devices.default('cpu') is parent)\n"
+    )
+    assert out.splitlines() == ["None True False True", "cpu True True"]
+
+
+def test_last_device_is_the_thread_s_own_where_it_has_one(closed: list[str]) -> None:
+    devices.note_device(Stand("reference", closed))
+    seen = {}
+
+    def other() -> None:
+        seen["before"] = doublure_kernels.last_device()
+        devices.note_device(Stand("cpu", closed))
+        seen["after"] = doublure_kernels.last_device()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert seen == {"before": "reference", "after": "cpu"}
+    assert doublure_kernels.last_device() == "reference"
+
+
+def test_without_a_gpu_there_is_no_adapter_and_gpu_says_why() -> None:
+    assert doublure_kernels.adapter() is None
+    with pytest.raises(errors.DeviceError) as caught:
+        policy.choose("gpu", batch=1, triangles=1, pixels=1)
+    text = str(caught.value)
+    assert text.startswith('device "gpu": expected a GPU backend, got none (')
+    assert "doublure_kernels.cuda is not part of this installation" in text
+    assert "doublure_kernels.vulkan is not part of this installation" in text
+    assert text.endswith('use device="auto" or "cpu"')
+
+
+def test_with_gpus_the_better_one_serves(
+    closed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_gpu(monkeypatch, "vulkan", closed)
+    assert doublure_kernels.adapter() == "A vulkan card"
+    add_gpu(monkeypatch, "cuda", closed)
+    assert doublure_kernels.adapter() == "A vulkan card", "cuda was refused before"
+    devices.shutdown()
+    assert doublure_kernels.adapter() == "A cuda card"
+    assert policy.choose("gpu", batch=1, triangles=1, pixels=1).name == "cuda"
+    assert policy.choose("vulkan", batch=1, triangles=1, pixels=1).name == "vulkan"
+
+
+def test_auto_goes_by_size_and_leaves_float64_to_the_cpu(
+    closed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = {"batch": 16, "triangles": 512, "pixels": 65536}
+    assert policy.choose("auto", **large).name == "cpu"
+    devices.shutdown()
+    add_gpu(monkeypatch, "vulkan", closed)
+    assert policy.choose("auto", **large).name == "vulkan"
+    assert policy.choose("auto", **large, double=True).name == "cpu"
+    assert policy.choose("auto", batch=1, triangles=4, pixels=256).name == "cpu"
+    assert policy.choose("cpu", **large).name == "cpu"
