@@ -14,7 +14,7 @@ How a tile of 64 x 16 pixels is drawn (docs/rasterizer.md has the formulas):
 
 Precision: a float32 coordinate loses up to 6e-8 of the image, which is visible in a sigmoid of
 sigma .0015. So distances are measured from where an edge crosses the row, and from the vertices,
-each as the sum of two floats (`_split`): their error is relative to the distance itself.
+each as the sum of two floats: their error is relative to the distance itself.
 
 Sums run in a fixed order: over a row's lanes, rows, tiles, and 16 or more rows of tiles a segment;
 segments are added in order, whichever thread drew them. A pixel's bits depend on nothing else.
@@ -55,11 +55,12 @@ __all__ = [
 TILE_W, TILE_H, BLOCK = 64, 16, 8
 GEO = 40  # float64 values a triangle, see `setup`
 FIELDS = 7  # stored values a (pixel, triangle) pair
-PLANES = 9  # stored values a pixel of the tile
+PLANES = 14  # stored values a pixel of the tile
 LISTS = 6  # integers a triangle that a tile's list needs
 ROOM = 1 << 22  # (pixel, triangle) pairs that can be stored
 ACC = 12  # sums a triangle: r g b, weight, six of the vertices, sigma, spare
 _CHUNK = 12288  # pairs held at a time, 28 bytes each: they stay in the second-level cache
+_GROUP = 64  # triangles that are summed by themselves, so that 10,000 lose no digits
 _FAR = 1e18  # coordinates are cut here, so that float32 squares stay finite
 
 _at = np.uintp  # an unsigned index: Numba then emits no check for negative ones
@@ -401,12 +402,15 @@ def _fixed_row(k):
 # Of a pair: weight, transmittance above (later dL/dw), the distance's direction x y times slope,
 # weights of two vertices, distance times slope.
 _W, _ABOVE, _GX, _GY, _W0, _W1, _WS = (_at(ROOM * i) for i in range(FIELDS))
-# Of a pixel of the tile: transmittance, colour, dL/dC and dL/dalpha, g · colour below. Rows are a
-# block longer than the tile, for the last block of a span.
+# Of a pixel of the tile: transmittance, colour, dL/dC and dL/dalpha, g · colour below, and
+# transmittance and colour of the groups before; what this group covers. Rows are a block longer
+# than the tile, for a span's last block.
 _STRIDE = TILE_W + BLOCK
 _PLANE = _STRIDE * TILE_H
 PIXELS = PLANES * _PLANE
-_LIGHT, _RED, _GREEN, _BLUE, _GR, _GG, _GB, _GA, _BELOW = (_at(_PLANE * i) for i in range(PLANES))
+_LIGHT, _RED, _GREEN, _BLUE, _GR, _GG, _GB, _GA, _BELOW = (_at(_PLANE * i) for i in range(9))
+_LIGHT_BEFORE, _RED_BEFORE, _GREEN_BEFORE, _BLUE_BEFORE = (_at(_PLANE * i) for i in range(9, 13))
+_COVER = _at(_PLANE * 13)
 
 
 @njit(inline="always")
@@ -488,10 +492,14 @@ def _keep(store, i, c, d, cover, slope, ux, uy, b0, b1, inside, zero):
 
 
 @_compiled(_EXACT)
-def _blend(first, last, spans, a, cr, cg, cb, store, pixel):
-    """Under what is drawn already: C += c w T, then T *= 1 - w."""
-    one = pixel.dtype.type(1)
-    through = one - a
+def _blend(first, last, spans, a, cr, cg, cb, deep, store, pixel):
+    """Under what is drawn already: C += c w T, then T -= w T.
+
+    Not T *= 1 - w: there the difference is rounded, the same way each time where weights are equal.
+
+    `deep`: with the transmittance of the groups before, and noting what this one covers: of many
+    faint triangles, 1 - Σ w T is a better transmittance than the product of all 1 - w.
+    """
     for r in range(first, last):
         span = spans[r]
         for piece in range(2):
@@ -505,7 +513,12 @@ def _blend(first, last, spans, a, cr, cg, cb, store, pixel):
                 pixel[p + _RED] += cr * wt
                 pixel[p + _GREEN] += cg * wt
                 pixel[p + _BLUE] += cb * wt
-                pixel[p + _LIGHT] = t * (one - v)
+                pixel[p + _LIGHT] = t - wt
+            if deep:
+                for i in range(_at(n)):
+                    t = store[at + i + _ABOVE]
+                    pixel[q + i + _COVER] += store[at + i] * t
+                    store[at + i + _ABOVE] = t * pixel[q + i + _LIGHT_BEFORE]
         at, q = _at(span[5]), _at(r * _STRIDE + span[1])
         for i in range(_at(span[2] - span[1])):
             p = q + i
@@ -515,7 +528,37 @@ def _blend(first, last, spans, a, cr, cg, cb, store, pixel):
             pixel[p + _RED] += cr * wt
             pixel[p + _GREEN] += cg * wt
             pixel[p + _BLUE] += cb * wt
-            pixel[p + _LIGHT] = t * through
+            pixel[p + _LIGHT] = t - wt
+        if deep:
+            for i in range(_at(span[2] - span[1])):
+                t = store[at + i + _ABOVE]
+                pixel[q + i + _COVER] += a * t
+                store[at + i + _ABOVE] = t * pixel[q + i + _LIGHT_BEFORE]
+
+
+@_compiled(_EXACT)
+def _close_group(a, z, again, pixel):
+    """Put pixels `a` to `z` of the tile under the groups before; `again`: and start another."""
+    zero, one = pixel.dtype.type(0), pixel.dtype.type(1)
+    half = one / (one + one)
+    for p in range(_at(a), _at(z)):
+        t, cover = pixel[p + _LIGHT_BEFORE], pixel[p + _COVER]
+        light = pixel[p + _LIGHT]
+        light = t * (one - cover if cover < half else light)
+        red = pixel[p + _RED_BEFORE] + t * pixel[p + _RED]
+        green = pixel[p + _GREEN_BEFORE] + t * pixel[p + _GREEN]
+        blue = pixel[p + _BLUE_BEFORE] + t * pixel[p + _BLUE]
+        if again:
+            pixel[p + _LIGHT_BEFORE] = light
+            pixel[p + _RED_BEFORE] = red
+            pixel[p + _GREEN_BEFORE] = green
+            pixel[p + _BLUE_BEFORE] = blue
+            light, red, green, blue = one, zero, zero, zero
+        pixel[p + _LIGHT] = light
+        pixel[p + _RED] = red
+        pixel[p + _GREEN] = green
+        pixel[p + _BLUE] = blue
+        pixel[p + _COVER] = zero
 
 
 @_compiled(_SUMS)
@@ -631,13 +674,15 @@ def _cut(g, x0, width, spans, first, last, store):
 
 
 @_compiled(_EXACT)
-def _brightest(pixel, first_row, last_row, columns):
+def _brightest(deep, pixel, first_row, last_row, columns):
     """The largest transmittance of the rows."""
     most = pixel.dtype.type(0)
     for r in range(first_row, last_row):
         q = _at(r * _STRIDE)
         for x in range(_at(columns)):
             t = pixel[q + x]
+            if deep:
+                t *= pixel[q + x + _LIGHT_BEFORE]
             most = t if t > most else most
     return most
 
@@ -654,7 +699,19 @@ def _draw_tile(
     for plane in range(1, 4):
         pixel[plane * _PLANE + a : plane * _PLANE + z] = 0.0
     at = 0
+    deep = n > _GROUP
+    if deep:
+        pixel[9 * _PLANE + a : 9 * _PLANE + z] = 1.0
+        for plane in range(10, 14):
+            pixel[plane * _PLANE + a : plane * _PLANE + z] = 0.0
     for e in range(n):
+        if e > 0 and e % 8 == 0:
+            # What a colour 1e10 times as bright would add is looked for no more.
+            if _brightest(deep, pixel, first_row, last_row, columns) < enough:
+                n = e
+                break
+            if e % _GROUP == 0:
+                _close_group(a, z, True, pixel)
         t = entries[e, 0]
         first, last = max(entries[e, 1], first_row), min(entries[e, 2], last_row)
         if first >= last:
@@ -681,10 +738,10 @@ def _draw_tile(
                 _cut(g, x0, width, span, first, last, store)
         _blend(
             first, last, span, params.dtype.type(g[_ALPHA]), params[t, 6], params[t, 7],
-            params[t, 8], store, pixel,
+            params[t, 8], deep, store, pixel,
         )  # fmt: skip
-        if e % 8 == 7 and _brightest(pixel, first_row, last_row, columns) < enough:
-            return e + 1
+    if deep:
+        _close_group(a, z, False, pixel)
     return n
 
 
