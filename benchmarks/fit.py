@@ -145,20 +145,23 @@ def _draw(params: Any, sigma: float, background: Any, height: int, width: int) -
     y, x = torch.meshgrid(
         (torch.arange(height) + 0.5) / height, (torch.arange(width) + 0.5) / width, indexing="ij"
     )
-    points = torch.stack([x, y], dim=-1).reshape(1, -1, 2)
-    corners = params[:, :6].reshape(-1, 3, 2)
-    nearest, signs = None, []
+    x, y = x.reshape(1, -1), y.reshape(1, -1)
+    nearest, crosses = None, []
     for k in range(3):
-        a, b = corners[:, k, None], corners[:, (k + 1) % 3, None]
-        edge, reach = b - a, points - a
-        along = ((reach * edge).sum(-1) / (edge * edge).sum(-1).clamp_min(1e-20)).clamp(0, 1)
-        away = (reach - along[..., None] * edge).square().sum(-1).clamp_min(1e-18).sqrt()
+        ax, ay = params[:, 2 * k, None], params[:, 2 * k + 1, None]
+        after = (k + 1) % 3
+        ex, ey = params[:, 2 * after, None] - ax, params[:, 2 * after + 1, None] - ay
+        dx, dy = x - ax, y - ay
+        along = ((dx * ex + dy * ey) / (ex * ex + ey * ey).clamp_min(1e-20)).clamp(0, 1)
+        away = (dx - along * ex).square() + (dy - along * ey).square()
         nearest = away if nearest is None else torch.minimum(nearest, away)
-        signs.append(edge[..., 0] * reach[..., 1] - edge[..., 1] * reach[..., 0] >= 0)
-    inside = (signs[0] == signs[1]) & (signs[1] == signs[2])
+        crosses.append(ex * dy - ey * dx >= 0)
+    inside = (crosses[0] == crosses[1]) & (crosses[1] == crosses[2])
+    assert nearest is not None
+    nearest = nearest.clamp_min(1e-18).sqrt()
     distance = torch.where(inside, nearest, -nearest)
     weights = params[:, 9, None] * torch.sigmoid(distance / sigma)
-    image = background.expand(points.shape[1], 3)
+    image = background.expand(height * width, 3)
     for weight, colour in zip(weights, params[:, 6:9], strict=True):
         image = image + weight[:, None] * (colour - image)
     return image.reshape(height, width, 3)

@@ -251,7 +251,8 @@ class _Display:
                 self._said = time.perf_counter()
                 print(now.line, flush=True)
             return
-        figures = f"{now.best_psnr_db:.2f} dB · sigma {now.sigma:.4f} · {now.seconds:.0f} s"
+        quality = f"{now.best_psnr_db:.2f} dB at {now.size} px"
+        figures = f"{quality} · sigma {now.sigma:.4f} · {now.seconds:.0f} s"
         if self._task is None:
             self._task = self._bar.add_task("fit", total=now.iterations, figures=figures)
         self._bar.update(self._task, completed=now.iteration, figures=figures)

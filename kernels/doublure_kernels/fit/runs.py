@@ -76,10 +76,14 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class FitProgress:
-    """Where a fit is: `loss` of the last iteration, `best_loss` of the scene that is kept."""
+    """Where a fit is: `loss` of the last iteration, `best_loss` of the scene that is kept.
+
+    Both at the size of that iteration, `size` pixels along the longest side.
+    """
 
     iteration: int
     iterations: int
+    size: int
     sigma: float
     loss: float
     best_loss: float
@@ -95,7 +99,8 @@ class FitProgress:
         """One line for a log."""
         return (
             f"iteration {self.iteration}/{self.iterations}  loss {self.loss:.6f}  "
-            f"best {self.best_psnr_db:.2f} dB  sigma {self.sigma:.4f}  {self.seconds:.1f} s"
+            f"best {self.best_psnr_db:.2f} dB at {self.size} px  "
+            f"sigma {self.sigma:.4f}  {self.seconds:.1f} s"
         )
 
 
@@ -316,7 +321,13 @@ def _save(out: Path, start: Checkpoint, fit: Fit) -> None:
 def _progress(fit: Fit, loss: float, seconds: float) -> FitProgress:
     last = max(0, fit.iteration - 1)
     return FitProgress(
-        fit.iteration, fit.settings.iterations, fit.sigma_at(last), loss, fit.best_loss, seconds
+        fit.iteration,
+        fit.settings.iterations,
+        max(fit.size_at(last)),
+        fit.sigma_at(last),
+        loss,
+        fit.best_loss,
+        seconds,
     )
 
 
