@@ -289,6 +289,7 @@ def test_with_gpus_the_better_one_serves(
 def test_auto_goes_by_size_and_leaves_float64_to_the_cpu(
     closed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(policy, "_cores", lambda: 2)
     large = {"batch": 16, "triangles": 512, "pixels": 65536}
     assert policy.choose("auto", **large).name == "cpu"
     devices.shutdown()
