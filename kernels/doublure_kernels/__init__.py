@@ -59,13 +59,14 @@ __all__ = [
 
 _TORCH = {"clamp_params", "fused_loss", "fused_mse", "psnr", "random_params", "rasterize"}
 
+if not TYPE_CHECKING:  # or type checkers would believe in any name
 
-def __getattr__(name: str) -> Any:
-    if name not in _TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(".api", __name__), name)
-    globals()[name] = value  # the next look does not come here
-    return value
+    def __getattr__(name: str) -> Any:
+        if name not in _TORCH:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(".api", __name__), name)
+        globals()[name] = value  # the next look does not come here
+        return value
 
 
 def __dir__() -> list[str]:
