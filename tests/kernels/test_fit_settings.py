@@ -1,7 +1,9 @@
 """Settings of a fit: what is refused, and in which words."""
 
 import dataclasses
+import json
 
+import numpy as np
 import pytest
 from doublure_kernels.errors import SettingError
 from doublure_kernels.fit import FitSettings
@@ -40,6 +42,12 @@ def test_wrong_values_are_refused_with_what_was_expected(values: dict, said: str
 def test_an_unknown_name_gets_the_nearest_one() -> None:
     with pytest.raises(SettingError, match="'iteration'; did you mean iterations"):
         FitSettings.from_dict({"iteration": 3})
+
+
+def test_numbers_of_numpys_become_plain_ones() -> None:
+    one = FitSettings(triangles=np.int64(3), sigma_start=np.float32(0.5))
+    assert one == FitSettings(triangles=3, sigma_start=0.5)
+    assert json.loads(json.dumps(one.to_dict())) == one.to_dict()
 
 
 def test_settings_survive_their_own_dictionary() -> None:

@@ -21,7 +21,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}{TEMPORARY}")
     try:
         write(temporary)
-        with temporary.open("rb") as file:
+        with temporary.open("r+b") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:

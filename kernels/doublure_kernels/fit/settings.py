@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 from ..errors import SettingError
@@ -77,15 +78,17 @@ class FitSettings:
     def __post_init__(self) -> None:
         for name, least, most in _WHOLE:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
+            if not _is(value, Integral):
                 raise SettingError(f"{name}: expected a whole number, got {value!r}")
+            value = int(value)  # NumPy's, too; JSON knows none of them
+            object.__setattr__(self, name, value)
             if not least <= value <= most:
                 raise SettingError(f"{name}: expected {least:,} to {most:,}, got {value:,}")
         for name, low, high, open_ends in _REAL:
             value = getattr(self, name)
             if name == "sigma_end" and value is None:
                 continue
-            if not isinstance(value, int | float) or isinstance(value, bool):
+            if not _is(value, Real):
                 raise SettingError(f"{name}: expected a number, got {value!r}")
             inside = low < value < high if open_ends else low <= value <= high
             if not inside:
@@ -177,6 +180,10 @@ def parse_colour(text: str, what: str, *, also: tuple[str, ...] = ()) -> tuple[i
         digits = "".join(2 * digit for digit in digits)
     red, green, blue = bytes.fromhex(digits)
     return red, green, blue
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _expected(got: Any, known: tuple[str, ...] | list[str]) -> str:
