@@ -5,6 +5,7 @@ Imports the fitter only once it fits, since `doublure` loads every sub-command.
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import threading
@@ -134,6 +135,8 @@ def fit(
         shown = dict(stored.about.get("outputs", {})) | _typed(context, shown)
     settings, outputs = FitSettings.from_dict(given), runs.Outputs(**shown)
     console = Console(quiet=quiet)
+    if quiet:
+        logging.getLogger("doublure_kernels").setLevel(logging.ERROR)
     if device in ("auto", "cpu"):
         prepare()  # before Ctrl-C means "write what there is"
     with _stop_signals() as stop, _Display(console, quiet) as display:

@@ -58,7 +58,7 @@ def test_settings_survive_their_own_dictionary() -> None:
 
 def test_the_last_sigma_is_at_least_a_quarter_of_a_pixel_unless_it_was_named() -> None:
     assert FitSettings().last_sigma(192, 192) == 0.0015
-    assert FitSettings().last_sigma(50, 100) == 0.005
+    assert FitSettings().last_sigma(50, 100) == 0.0025
     assert FitSettings().last_sigma(2, 2) == 0.02  # never above the first one
     assert FitSettings(sigma_end=0.001).last_sigma(50, 100) == 0.001
 

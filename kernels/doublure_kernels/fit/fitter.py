@@ -191,7 +191,7 @@ class Fit:
 
     def _warn_of_sigma(self) -> None:
         height, width = self.target.shape[:2]
-        end, quarter = self._settings.last_sigma(height, width), 0.25 / min(height, width)
+        end, quarter = self._settings.last_sigma(height, width), 0.25 / max(height, width)
         if self._settings.sigma_end is not None and end < quarter:
             warnings.warn(
                 f"sigma_end: expected at least a quarter of a pixel, {quarter:.4g} at {width} x "

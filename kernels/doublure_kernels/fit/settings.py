@@ -33,8 +33,8 @@ class FitSettings:
         start: The first triangles. `detail`: large ones at the back, small ones in front, those
             mostly where the picture has detail. `random`: of one size, anywhere.
         sigma_start: Edge softness at the first iteration, in image widths and heights.
-        sigma_end: At the last one. None: 0.0015, or a quarter of a pixel where that is more, since
-            most triangles of a softer picture would feel no gradient.
+        sigma_end: At the last one. None: 0.0015, or a quarter of a pixel of the longest side where
+            that is more, since with sharper edges most triangles feel no gradient.
         position_rate: Adam's rate for vertices, image widths a step.
         colour_rate: For linear colours.
         alpha_rate: For opacities.
@@ -133,7 +133,7 @@ class FitSettings:
         """Sigma of the last iteration on a picture of that many pixels."""
         if self.sigma_end is not None:
             return self.sigma_end
-        return min(self.sigma_start, max(0.0015, 0.25 / max(1, min(height, width))))
+        return min(self.sigma_start, max(0.0015, 0.25 / max(1, height, width)))
 
 
 _WHOLE = (
