@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from . import devices, ops
 from .errors import DeviceError, DtypeError, SettingError, ShapeError, SigmaWarning
@@ -208,7 +209,8 @@ def fused_loss(
     with torch.no_grad():
         inputs = _inputs(params, sigma, background, counts)
         last = _targets(targets, params, inputs)
-        losses, grads, _, _ = ops.fused_mse(*inputs.tensors, last, kernel, support, device, check)
+        run = ops.fused_mse_now if _ordinary(params, targets) else ops.fused_mse
+        losses, grads, _, _ = run(*inputs.tensors, last, kernel, support, device, check)
         return losses, grads.to(inputs.dtype)
 
 
@@ -270,6 +272,16 @@ def psnr(a: Tensor, b: Tensor, max_value: float = 1.0) -> Tensor:
     equal = mse == 0  # apart, so that equal images have no NaN gradient
     ratio = 10.0 * torch.log10(max_value**2 / torch.where(equal, 1.0, mse))
     return torch.where(equal, math.inf, ratio)
+
+
+def _ordinary(*tensors: Tensor) -> bool:
+    """Whether these are numbers in memory, and nobody traces or maps what is done to them."""
+    if torch.compiler.is_compiling():
+        return False
+    try:
+        return all(type(t) in (Tensor, Parameter) and t.data_ptr() >= 0 for t in tensors)
+    except RuntimeError:  # torch's transforms wrap tensors in ones without memory of their own
+        return False
 
 
 def _check_tensor(name: str, value: object) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import SettingError
+from .errors import DeviceError, SettingError
 from .scene import Gradients, Raster, Scene
 
 __all__ = ["CpuBackend", "prepare"]
@@ -44,7 +44,7 @@ class CpuBackend:
 
     def __init__(self, threads: int | None = None) -> None:
         if threads is None:
-            threads = len(os.sched_getaffinity(0))
+            threads = _processors()
         if threads < 1:
             raise SettingError(f"threads: expected 1 or more, got {threads}")
         self.threads = threads
@@ -82,7 +82,7 @@ class CpuBackend:
         self, scene: Scene, raster: Raster, mode: int, given: Any, images: Array | None
     ) -> tuple[Array, Gradients]:
         if self._closed:
-            raise SettingError("this CpuBackend is closed; open another")
+            raise DeviceError("this CpuBackend is closed; open another")
         dtype = _dtype(scene)
         loops = _loops(dtype)
         params = np.ascontiguousarray(scene.params)
@@ -262,6 +262,12 @@ class _Crew:
 def _serve(queue: SimpleQueue[Callable[[], None] | None]) -> None:
     while (job := queue.get()) is not None:
         job()
+
+
+def _processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _dtype(scene: Scene) -> np.dtype[Any]:

@@ -25,7 +25,7 @@ from .backend import Backend
 from .errors import DeviceError, DtypeError, NonFiniteError, RasterError, SettingError, ShapeError
 from .scene import PARAMS, Gradients, Raster, Scene
 
-__all__ = ["fused_mse", "rasterize", "rasterize_backward"]
+__all__ = ["fused_mse", "fused_mse_now", "rasterize", "rasterize_backward"]
 
 _COLUMNS = ("x0", "y0", "x1", "y1", "x2", "y2", "r", "g", "b", "a")
 
@@ -104,8 +104,7 @@ def rasterize_second(
     return grads
 
 
-@custom_op("doublure::fused_mse", mutates_args=())
-def fused_mse(
+def fused_mse_now(
     params: Tensor,
     sigma: Tensor,
     background: Tensor,
@@ -117,6 +116,8 @@ def fused_mse(
     check: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Each item's mean squared error against targets [B, H, W, 3], and the sum's gradients.
+
+    `fused_mse` is this as an operator, which costs a small scene as much again.
 
     Returns:
         Losses [B], and the gradients of their sum to params, sigma and background.
@@ -130,6 +131,9 @@ def fused_mse(
     backend = _backend(params, raster, device)
     losses, gradients = _run(backend, backend.fused_mse, scene, raster, _host(targets))
     return (_tensor(losses, params), *_tensors(gradients, params))
+
+
+fused_mse = custom_op("doublure::fused_mse", mutates_args=())(fused_mse_now)
 
 
 @custom_op("doublure::fused_mse_second", mutates_args=())
