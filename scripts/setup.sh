@@ -63,6 +63,12 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
             "$venv/bin/python" -c "from doublure_trainer.fused import prepare; prepare()" >&2
             ;;
     esac
+    case $extras in
+        *kernels* | *dev*)
+            say "compiling the rasterizer (once, about a minute)"
+            "$venv/bin/python" -c "from doublure_kernels.cpu import prepare as p; p('float32'); p('float64')" >&2
+            ;;
+    esac
     printf '%s\n' "$wanted" >"$stamp"
 fi
 
