@@ -135,10 +135,9 @@ def fit(
         shown = dict(stored.about.get("outputs", {})) | _typed(context, shown)
     settings, outputs = FitSettings.from_dict(given), runs.Outputs(**shown)
     console = Console(quiet=quiet)
-    if quiet:
-        logging.getLogger("doublure_kernels").setLevel(logging.ERROR)
     if device in ("auto", "cpu"):
-        prepare()  # before Ctrl-C means "write what there is"
+        with _hushed(quiet):
+            prepare()  # before Ctrl-C means "write what there is"
     with _stop_signals() as stop, _Display(console, quiet) as display:
         result = runs.fit_into(
             out,
@@ -195,6 +194,19 @@ def _say_result(console: Console, result: FitResult, *, patience: int) -> None:
     if advice:
         console.print(advice, style="yellow", highlight=False, soft_wrap=True, markup=False)
     console.print(f"results are in {result.directory}", highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _hushed(quiet: bool) -> Iterator[None]:
+    """Without the notice that something is being compiled, when quiet."""
+    logger = logging.getLogger("doublure_kernels")
+    before = logger.level
+    if quiet:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager

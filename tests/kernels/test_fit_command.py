@@ -1,6 +1,7 @@
 """`doublure fit` as it is typed."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -95,8 +96,15 @@ def test_what_the_command_does_by_itself_is_what_the_classes_do_by_themselves(ph
     assert Outputs(**report["outputs"]) == Outputs()
 
 
-def test_quiet_says_nothing(photo: Path) -> None:
+def test_quiet_says_nothing(photo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from doublure_kernels import cpu
+
+    log = logging.getLogger("doublure_kernels.cpu")
+    told = []
+    monkeypatch.setattr(cpu, "prepare", lambda: told.append(log.isEnabledFor(logging.WARNING)))
     assert run(str(photo), *QUICK, "--quiet") == ""
+    assert run(str(photo), "--out", "other", *QUICK) != ""
+    assert told == [False, True]
 
 
 def test_wrong_words(photo: Path) -> None:

@@ -300,7 +300,9 @@ def test_one_that_it_opened_is_closed_and_one_that_it_was_lent_is_not() -> None:
 
 
 def test_a_sigma_below_a_quarter_of_a_pixel_is_warned_of_if_it_was_asked_for() -> None:
-    with pytest.warns(SigmaWarning, match=r"expected at least a quarter of a pixel, 0.008929 at 28"):
+    with pytest.warns(
+        SigmaWarning, match=r"expected at least a quarter of a pixel, 0.008929 at 28"
+    ):
         Fit(picture(), FitSettings(sigma_end=0.001)).close()
     Fit(picture(), FitSettings()).close()  # warnings are errors here
 
