@@ -157,7 +157,7 @@ def _area_weights(many: int, few: int) -> Array:
 
 def _oriented(image: Image.Image) -> Image.Image:
     """Upright, and in sRGB where a profile says that it is in something else."""
-    image = ImageOps.exif_transpose(image)
+    ImageOps.exif_transpose(image, in_place=True)  # the other way copies those upright already
     profile = image.info.get("icc_profile")
     if profile and image.mode in ("RGB", "RGBA", "CMYK"):
         alpha = image.getchannel("A") if image.mode == "RGBA" else None
