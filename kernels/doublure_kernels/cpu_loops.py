@@ -661,14 +661,16 @@ def _list_tile(ids, count, geo, x0, y0, width, height, columns, rows, entries, s
 
 
 @_compiled(_EXACT)
-def _cut(g, x0, width, spans, first, last, store):
-    """Leave out pixels whose centres lie outside the padded bounding box."""
+def _cut(g, x0, y0, width, height, spans, first, last, store):
+    """Leave out pixels whose centres lie outside the padded bounding box: spans go beyond it."""
     for r in range(first, last):
+        py = (y0 + r + 0.5) / height
+        outside = py < g[_TOP] or py > g[_BOTTOM]
         for piece in range(2):
             x, n, at = _band(spans[r], piece)
             for i in range(n):
                 px = (x0 + x + i + 0.5) / width
-                if px < g[_LEFT] or px > g[_RIGHT]:
+                if outside or px < g[_LEFT] or px > g[_RIGHT]:
                     j = _at(at + i)
                     store[j + _W] = store[j + _GX] = store[j + _GY] = store[j + _WS] = 0.0
 
@@ -735,7 +737,7 @@ def _draw_tile(
             else:
                 _measure(first, last, span, compact, k, rows, store)
             if bbox:
-                _cut(g, x0, width, span, first, last, store)
+                _cut(g, x0, y0, width, height, span, first, last, store)
         _blend(
             first, last, span, params.dtype.type(g[_ALPHA]), params[t, 6], params[t, 7],
             params[t, 8], deep, store, pixel,
