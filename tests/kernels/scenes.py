@@ -96,6 +96,16 @@ def _stacked(rng: Generator, batch: int, amount: int) -> Array:
     return _with_looks(_around(rng, batch, amount, 0.5), looks)
 
 
+def _half_planes(rng: Generator, batch: int, amount: int) -> Array:
+    """One edge across the canvas each, the others far: of thousands, no pixel is near a kink."""
+    v = np.empty((batch, amount, 3, 2))
+    v[:, :, :2, 0] = rng.uniform(0, 1, (batch, amount, 2))
+    v[:, :, :2, 1] = (-20, 20)
+    v[:, :, 2, 0] = rng.choice([-40, 40], (batch, amount))
+    v[:, :, 2, 1] = rng.random((batch, amount))
+    return _with_looks(v, _looks(rng, batch, amount))
+
+
 def _degenerate(rng: Generator, batch: int, amount: int) -> Array:
     v = _around(rng, batch, amount, 0.3)
     for t in range(amount):
@@ -171,6 +181,7 @@ def _non_finite(rng: Generator, batch: int, amount: int) -> Array:
 KINDS: dict[str, Callable[[Generator, int, int], Array]] = {
     "degenerate": _degenerate,
     "full_canvas": _full_canvas,
+    "half_planes": _half_planes,
     "hdr": _hdr,
     "huge": _huge,
     "mixed_sigma": _small,

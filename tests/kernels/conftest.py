@@ -1,0 +1,52 @@
+"""The backends that are held to the reference: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from doublure_kernels.backend import Backend
+from doublure_kernels.cpu import CpuBackend
+from doublure_kernels.scene import Scene
+
+from . import scenes
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A backend in one dtype, and how far it may be from the truth.
+
+    Attributes:
+        image: Absolute, for colours up to 1.
+        gradient: Relative.
+    """
+
+    open: Callable[[], Backend]
+    dtype: Any
+    image: float
+    gradient: float
+
+    def cast(self, scene: Scene) -> Scene:
+        return scenes.cast(scene, self.dtype)
+
+
+SUBJECTS = {
+    "cpu-float32": Subject(lambda: CpuBackend(2), np.float32, 1e-6, 1e-5),
+    "cpu-float64": Subject(lambda: CpuBackend(2), np.float64, 1e-10, 1e-8),
+}
+
+
+@pytest.fixture(scope="session", params=sorted(SUBJECTS))
+def subject(request: pytest.FixtureRequest) -> Subject:
+    return SUBJECTS[request.param]
+
+
+@pytest.fixture(scope="session")
+def backend(subject: Subject) -> Iterator[Backend]:
+    """The subject's backend, opened once."""
+    opened = subject.open()
+    yield opened
+    opened.close()
