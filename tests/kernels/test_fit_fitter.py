@@ -292,7 +292,7 @@ def test_one_that_it_opened_is_closed_and_one_that_it_was_lent_is_not() -> None:
     fit = Fit(picture(), SMALL, threads=1)
     fit.close()
     fit.close()
-    with pytest.raises(SettingError, match="closed"):
+    with pytest.raises(DeviceError, match="closed"):
         fit.step()
     with CpuBackend(1) as backend:
         Fit(picture(), SMALL, device=backend).close()
