@@ -7,7 +7,6 @@ threads there are, nor on what else is in the batch.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import threading
@@ -27,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
-_SETUP = 4096  # triangles that one thread works out by itself rather than wake another
+_LISTEN = 1_000_000  # looks at the bell before a helper sleeps: some 400 µs
 
 
 class CpuBackend:
@@ -90,16 +89,7 @@ class CpuBackend:
         background = np.ascontiguousarray(scene.background)
         compact, bbox = raster.kernel == "compact", raster.support == "bbox6"
         batch, triangles = params.shape[:2]
-        total = batch * triangles
         geo = np.empty((batch, triangles, loops.GEO))
-
-        def set_up(part: int) -> None:
-            first = part * _SETUP
-            last = min(first + _SETUP, total)
-            loops.setup(params, sigma, counts, compact, bbox, geo, first, last)
-
-        self._crew.run(-(-total // _SETUP), set_up)
-
         nothing = np.empty((1, 0, 0, 0), dtype)
         given = nothing if given is None else np.ascontiguousarray(given)
         images = nothing if images is None else images
@@ -108,67 +98,44 @@ class CpuBackend:
         grads = np.empty((graded, triangles, 10), dtype)
         grad_sigma = np.empty((graded, triangles), dtype)
         grad_background, losses = np.empty((graded, 3), dtype), np.empty(graded, dtype)
-        segments = -(-raster.height // loops.segment_rows(raster.height))
+        # Whole items, several at once where there are many; of few items, segments of rows.
+        segments = 0
+        each = max(1, batch // (8 * self.threads))
+        if self.threads > 1 and batch < 2 * self.threads:
+            segments = -(-raster.height // loops.segment_rows(raster.height))
+        shared = np.zeros((batch if segments else 0, segments, rows, loops.ACC))
+        desk = np.zeros(5, np.int64)
 
-        def draw_items(group: int) -> None:
+        def take_part(call: int) -> None:
             scratch = self._scratch(dtype)
-            first = group * each
-            fits = loops.draw_items(
-                mode, compact, bbox, params, geo, background, given, images,
-                first, min(first + each, batch), *scratch.lists(triangles), scratch.store,
-                scratch.pixel, scratch.sums(rows)[None], scratch.part(rows),
+            loops.take_part(
+                self._crew.bell, call, desk, segments, each, mode, compact, bbox, params, sigma,
+                counts, geo, background, given, images, *scratch.lists(triangles), scratch.store,
+                scratch.pixel, scratch.sums(rows)[None], scratch.part(rows), shared,
                 grads, grad_sigma, grad_background, losses,
             )  # fmt: skip
-            _check_room(fits, triangles, loops)
 
-        def draw_segment(unit: int) -> None:
-            scratch = self._scratch(dtype)
-            item, segment = divmod(unit, segments)
-            fits = loops.draw(
-                mode, compact, bbox, params[item], geo[item], background[item],
-                given[item if mode else 0], images[0 if mode else item], segment, segment + 1,
-                *scratch.lists(triangles), scratch.store, scratch.pixel, shared[item, segment],
-                scratch.part(rows),
-            )  # fmt: skip
-            _check_room(fits, triangles, loops)
-
-        def finish(item: int) -> None:
-            loops.finish(
-                shared[item], geo[item], grads[item], grad_sigma[item], grad_background[item],
-                losses[item : item + 1],
-            )  # fmt: skip
-
-        if self.threads == 1 or batch >= 2 * self.threads:
-            # Whole items, several at once where there are many: fewer calls from Python.
-            each = max(1, batch // (8 * self.threads))
-            self._crew.run(-(-batch // each), draw_items)
-        else:
-            shared = np.zeros((batch, segments, rows, loops.ACC))
-            self._crew.run(batch * segments, draw_segment)
-            self._crew.run(graded, finish)
+        self._crew.lead(take_part, batch * segments or -(-batch // each))
+        if desk[3]:
+            raise SettingError(
+                f"triangles: expected at most {loops.ROOM // loops.BLOCK:,} in any 16 rows of "
+                f"pixels, got more among {triangles:,}; draw fewer at a time"
+            )
         return losses, Gradients(grads, grad_sigma, grad_background)
 
     def _scratch(self, dtype: np.dtype[Any]) -> _Scratch:
         found: _Scratch | None = getattr(self._local, dtype.name, None)
         if found is None:
-            found = _Scratch(dtype)
+            found = _Scratch(dtype, _module)
             setattr(self._local, dtype.name, found)
         return found
-
-
-def _check_room(fits: bool, triangles: int, loops: Any) -> None:
-    if not fits:
-        raise SettingError(
-            f"triangles: expected at most {loops.ROOM // loops.BLOCK:,} in any 16 rows of pixels, "
-            f"got more among {triangles:,}; draw fewer at a time"
-        )
 
 
 class _Scratch:
     """What one thread works in, kept from call to call."""
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._loops = _loops(dtype)
+    def __init__(self, dtype: np.dtype[Any], loops: Any) -> None:
+        self._loops = loops
         # Reserved, not used: the system gives memory to what is touched.
         self.store = np.empty(self._loops.FIELDS * self._loops.ROOM, dtype)
         self.pixel = np.empty(self._loops.PIXELS, dtype)
@@ -195,73 +162,89 @@ class _Scratch:
 
 
 class _Crew:
-    """Threads that help the calling one; idle between calls, and shared by callers.
+    """Threads that help whoever calls; idle between calls, and shared by callers.
+
+    Waking a sleeping thread takes longer than drawing a small scene. So a helper listens for a
+    moment after its work, without the interpreter's lock, for the caller to ring; only then does it
+    sleep. A call waits for those that came, never for one that did not.
 
     Numba's own threads are not used: some of its layers may not be entered by two threads at once.
     """
 
     def __init__(self, helpers: int) -> None:
+        self.bell = np.zeros(1, np.int64)
         self._helpers = helpers
-        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._calls = 0
+        self._work: Callable[[int], None] | None = None
+        self._queue: SimpleQueue[None] = SimpleQueue()
+        self._asleep = 0
         self._threads: list[threading.Thread] = []
         self._owner = os.getpid()
         self._lock = threading.Lock()
 
-    def run(self, count: int, work: Callable[[int], None]) -> None:
-        """`work(0)` … `work(count - 1)`, each once, in any order; raises what one raised."""
-        helpers = min(self._helpers, count - 1)
-        if helpers < 1:
-            for index in range(count):
-                work(index)
+    def lead(self, work: Callable[[int], None], units: int) -> None:
+        """`work(call)` in this thread, which rings `bell` with it, and `work(0)` in others."""
+        if self._helpers < 1 or units < 2:
+            work(-1)  # rings nobody: helpers look for a call that they were told of
             return
-        self._start()
-        ticket = itertools.count()
-        left = threading.Semaphore(0)
-        failures: list[BaseException] = []
-
-        def take() -> None:
-            try:
-                while (index := next(ticket)) < count and not failures:
-                    work(index)
-            except BaseException as failure:
-                failures.append(failure)
-
-        def help_out() -> None:
-            take()
-            left.release()
-
-        for _ in range(helpers):
-            self._queue.put(help_out)
-        take()
-        for _ in range(helpers):
-            left.acquire()
-        if failures:
-            raise failures[0]
+        self._leave_parent()
+        with self._lock:
+            self._start()
+            self._calls += 1
+            call, self._work = self._calls, work
+            self._wake()
+        work(call)
 
     def close(self) -> None:
+        self._leave_parent()
         with self._lock:
+            self._calls += 1
+            self._work = None
+            self.bell[0] = self._calls
+            self._wake()
             threads, self._threads = self._threads, []
-        if self._owner == os.getpid():
-            for _ in threads:
-                self._queue.put(None)
-            for thread in threads:
-                thread.join()
+        for thread in threads:
+            thread.join()
+
+    def _leave_parent(self) -> None:
+        """In a forked child: the threads did not come along, but a lock that one held did."""
+        if self._owner != os.getpid():
+            self._owner, self._threads, self._lock = os.getpid(), [], threading.Lock()
+            self._queue, self._asleep = SimpleQueue(), 0
+
+    def _wake(self) -> None:
+        for _ in range(self._asleep):
+            self._queue.put(None)
+        self._asleep = 0
 
     def _start(self) -> None:
-        with self._lock:
-            if self._owner != os.getpid():  # forked: the parent's threads did not come along
-                self._owner, self._threads, self._queue = os.getpid(), [], SimpleQueue()
-            while len(self._threads) < self._helpers:
-                thread = threading.Thread(
-                    target=_serve, args=(self._queue,), name="doublure-raster", daemon=True
-                )
-                self._threads.append(thread)
-                thread.start()
+        while len(self._threads) < self._helpers:
+            thread = threading.Thread(
+                target=self._serve, args=(self._calls,), name="doublure-raster", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
 
-
-def _serve(queue: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (job := queue.get()) is not None:
-        job()
+    def _serve(self, seen: int) -> None:
+        tries = 0
+        while True:
+            rung = _module.wait(self.bell, seen, _LISTEN)
+            tries += 1
+            with self._lock:
+                called, work = self._calls, self._work
+                # Called, but not rung for: the caller is still setting up, or could not.
+                early = rung == seen and work is not None
+                sleep = called == seen or (early and tries >= 100)
+                self._asleep += sleep
+            if sleep:
+                self._queue.get()
+                tries = 0
+            if sleep or early:
+                continue
+            seen, tries = called, 0
+            if work is None:
+                return
+            work(0)
 
 
 def _processors() -> int:
@@ -316,24 +299,16 @@ def _compile(loops: Any, dtype: np.dtype[Any]) -> None:
     """Draw something small through every loop, with the types that real calls have."""
     params = np.zeros((1, 1, 10), dtype)
     params[..., :6], params[..., 9] = (0, 0, 1, 0, 0, 1), 0.5
-    broadcast = np.broadcast_to(np.ones(1, dtype), (1, 1))
-    geo = np.empty((1, 1, loops.GEO))
-    for sigma in (np.ones((1, 1), dtype), broadcast):
-        loops.setup(params, sigma, np.ones(1, np.int64), False, False, geo, 0, 1)
-    store, pixel = np.empty(loops.FIELDS * loops.ROOM, dtype), np.empty(loops.PIXELS, dtype)
-    lists = np.empty((1, loops.LISTS), np.int64)
-    spans = np.empty((1, loops.TILE_H, loops.SPAN), np.int64)
-    sums, part = np.zeros((1, 2, loops.ACC)), np.zeros((2, loops.ACC))
-    image, background = np.zeros((1, 8, 8, 3), dtype), np.zeros((1, 3), dtype)
-    grads, grad_sigma = np.empty((1, 1, 10), dtype), np.empty((1, 1), dtype)
-    grad_background, loss = np.empty((1, 3), dtype), np.empty(1, dtype)
-    for mode in range(3):
-        loops.draw_items(
-            mode, False, False, params, geo, background, image, image, 0, 1, lists, spans, store,
-            pixel, sums, part, grads, grad_sigma, grad_background, loss,
+    scratch = _Scratch(dtype, loops)
+    image = np.zeros((1, 8, 8, 3), dtype)
+    bell = np.zeros(1, np.int64)
+    loops.wait(bell, 1, 1)
+    # Read-only where it was broadcast, which is a type of its own.
+    for sigma in (np.ones((1, 1), dtype), np.broadcast_to(np.ones(1, dtype), (1, 1))):
+        loops.take_part(
+            bell, -1, np.zeros(5, np.int64), 0, 1, 2, False, False, params, sigma,
+            np.ones(1, np.int64), np.empty((1, 1, loops.GEO)), np.zeros((1, 3), dtype), image,
+            image, *scratch.lists(1), scratch.store, scratch.pixel, scratch.sums(2)[None],
+            scratch.part(2), np.zeros((0, 0, 2, loops.ACC)), np.empty((1, 1, 10), dtype),
+            np.empty((1, 1), dtype), np.empty((1, 3), dtype), np.empty(1, dtype),
         )  # fmt: skip
-    loops.draw(
-        0, False, False, params[0], geo[0], background[0], image[0], image[0], 0, 1, lists, spans,
-        store, pixel, sums[0], part,
-    )  # fmt: skip
-    loops.finish(sums, geo[0], grads[0], grad_sigma[0], grad_background[0], loss)

@@ -20,7 +20,8 @@ Sums run in a fixed order: over a row's lanes, rows, tiles, and 16 or more rows 
 segments are added in order, whichever thread drew them. A pixel's bits depend on nothing else.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,no-any-return,call-arg,assignment"
+# mypy: ignore-errors
+# Numba types what is here.
 
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
+from numba.np.arrayobj import make_array
 
 from .scene import COMPACT_RADIUS, CULL_WEIGHT
 
@@ -45,18 +47,16 @@ __all__ = [
     "SPAN",
     "TILE_H",
     "TILE_W",
-    "draw",
-    "draw_items",
-    "finish",
     "segment_rows",
-    "setup",
+    "take_part",
+    "wait",
 ]
 
 TILE_W, TILE_H, BLOCK = 64, 16, 8
 GEO = 40  # float64 values a triangle, see `setup`
 FIELDS = 7  # stored values a (pixel, triangle) pair
 PLANES = 14  # stored values a pixel of the tile
-LISTS = 6  # integers a triangle that a tile's list needs
+LISTS = 7  # integers a triangle that a tile's list needs
 ROOM = 1 << 22  # (pixel, triangle) pairs that can be stored
 ACC = 12  # sums a triangle: r g b, weight, six of the vertices, sigma, spare
 _CHUNK = 12288  # pairs held at a time, 28 bytes each: they stay in the second-level cache
@@ -83,6 +83,56 @@ def _float_of_bits(_typing, bits):  # pragma: no cover - runs in the compiler
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(bits), generate
+
+
+@intrinsic
+def _pick(_typing, condition, yes, no):  # pragma: no cover - runs in the compiler
+    """`yes if condition else no` without a branch, out of which masked stores have been made."""
+
+    def generate(_context, builder, _signature, arguments):
+        return builder.select(*arguments)
+
+    return yes(condition, yes, no), generate
+
+
+def _element(context, builder, array_type, arguments):
+    array = make_array(array_type)(context, builder, arguments[0])
+    return builder.gep(array.data, [arguments[1]])
+
+
+@intrinsic
+def _look(_typing, array, index):  # pragma: no cover - runs in the compiler
+    """An element that another thread may be writing."""
+
+    def generate(context, builder, _signature, arguments):
+        place = _element(context, builder, array, arguments)
+        return builder.load_atomic(place, ordering="seq_cst", align=8)
+
+    return types.int64(array, index), generate
+
+
+@intrinsic
+def _tell(_typing, array, index, _value):  # pragma: no cover - runs in the compiler
+    """Write an element that another thread may be reading."""
+
+    def generate(context, builder, _signature, arguments):
+        place = _element(context, builder, array, arguments)
+        builder.store_atomic(arguments[2], place, ordering="seq_cst", align=8)
+        return context.get_dummy_value()
+
+    return types.void(array, index, types.int64), generate
+
+
+@intrinsic
+def _next(_typing, array, index):  # pragma: no cover - runs in the compiler
+    """Add 1 to an element, and return what it was, with no thread in between."""
+
+    def generate(context, builder, _signature, arguments):
+        place = _element(context, builder, array, arguments)
+        one = ir.Constant(ir.IntType(64), 1)
+        return builder.atomic_rmw("add", place, one, ordering="seq_cst")
+
+    return types.int64(array, index), generate
 
 
 def _exp_minus(x):
@@ -211,39 +261,48 @@ _ROW = 15
 
 
 @_compiled(_EXACT)
+def _bounds(g, k, px, py, width, height, out, full):
+    """How an edge bounds the row at `py`, in pixels from `px` on, and how that moves with a row.
+
+    Returns:
+        A lower bound of what is drawn and its growth a row, an upper bound and its growth; a lower
+        and an upper bound of where the coverage is 1, which grow alike. A flat triangle has none.
+    """
+    far = 1e30
+    if g[_FLAT] != 0.0:
+        return -far, 0.0, far, 0.0, -far, far
+    e = _EDGE + 6 * k
+    d = g[e + 2] * (px - g[_VERTEX + 2 * k]) + g[e + 3] * (py - g[_VERTEX + 2 * k + 1])
+    up, step = g[e + 3] / height, g[e + 5] * width
+    if step > 0.0:
+        return (-out - d) * step - 0.01, -up * step, far, 0.0, (full - d) * step + 0.01, far
+    if step < 0.0:
+        return -far, 0.0, (-out - d) * step + 0.01, -up * step, -far, (full - d) * step - 0.01
+    # Along the row: all of it or nothing, which a bound that rises steeply says too.
+    margin, steep = 1e-8 + 1e-6 * abs(d), 1e12
+    return -far, 0.0, (d + out + margin) * steep, up * steep, -far, (d - full - margin) * steep
+
+
+@_compiled(_EXACT)
 def _span_rows(g, x0, y0, width, height, columns, first, last, spans):
     """The triangle's spans on rows `first` to `last` of the tile; returns how many pixels."""
     py, px = (y0 + 0.5) / height, (x0 + 0.5) / width
     left = (g[_LEFT] - px) * width - 0.01
     right = min((g[_RIGHT] - px) * width + 0.01, columns - 1.0)
     left = max(left, 0.0)
-    flat = g[_FLAT] != 0.0
     out, full = g[_OUT], g[_IN]
     found = 0
-    # The distance inwards from each edge at the tile's first pixel, and its growth a row.
-    d0 = g[_EDGE + 2] * (px - g[_VERTEX]) + g[_EDGE + 3] * (py - g[_VERTEX + 1])
-    d1 = g[_EDGE + 8] * (px - g[_VERTEX + 2]) + g[_EDGE + 9] * (py - g[_VERTEX + 3])
-    d2 = g[_EDGE + 14] * (px - g[_VERTEX + 4]) + g[_EDGE + 15] * (py - g[_VERTEX + 5])
-    u0, u1, u2 = g[_EDGE + 3] / height, g[_EDGE + 9] / height, g[_EDGE + 15] / height
+    l0, ls0, h0, hs0, i0, j0 = _bounds(g, 0, px, py, width, height, out, full)
+    l1, ls1, h1, hs1, i1, j1 = _bounds(g, 1, px, py, width, height, out, full)
+    l2, ls2, h2, hs2, i2, j2 = _bounds(g, 2, px, py, width, height, out, full)
+    last_column = -1.0 if g[_FLAT] != 0.0 else columns - 1.0
     for r in range(first, last):
-        low, high = left, right
-        inner_low, inner_high = 0.0, columns - 1.0
-        if flat:
-            inner_high = -1.0
-        else:
-            for k in range(3):
-                d = d0 + r * u0 if k == 0 else (d1 + r * u1 if k == 1 else d2 + r * u2)
-                step = g[_EDGE + 6 * k + 5] * width
-                if step == 0.0:  # along the row
-                    margin = 1e-8 + 1e-6 * abs(d)
-                    high = -1.0 if d < -out - margin else high
-                    inner_high = -1.0 if d < full + margin else inner_high
-                elif step > 0.0:
-                    low = max(low, (-out - d) * step - 0.01)
-                    inner_low = max(inner_low, (full - d) * step + 0.01)
-                else:
-                    high = min(high, (-out - d) * step + 0.01)
-                    inner_high = min(inner_high, (full - d) * step - 0.01)
+        a0, a1, a2 = r * ls0, r * ls1, r * ls2
+        b0, b1, b2 = r * hs0, r * hs1, r * hs2
+        low = max(max(left, l0 + a0), max(l1 + a1, l2 + a2))
+        high = min(min(right, h0 + b0), min(h1 + b1, h2 + b2))
+        inner_low = max(max(0.0, i0 + a0), max(i1 + a1, i2 + a2))
+        inner_high = min(min(last_column, j0 + b0), min(j1 + b1, j2 + b2))
         span = spans[r]
         if not low <= high:
             span[0] = span[1] = span[2] = span[3] = 0
@@ -314,7 +373,7 @@ def _edge(k, o, row, i, x, dxa, dxb, zero):
     p = k[o] * ((x - row[i]) - row[i + 1]) + row[i + 2]
     la = k[o + 1] * dxa + row[i + 3]
     lb = k[o + 1] * dxb + row[i + 4]
-    beyond = (la if la < zero else zero) + (lb if lb > zero else zero)
+    beyond = _pick(la < zero, la, zero) + _pick(lb > zero, lb, zero)
     return p, beyond, la, beyond * beyond + p * p
 
 
@@ -327,53 +386,53 @@ def _nearest(k, row, x, zero, one):
     p0, s0, l0, m0 = _edge(k, 0, row, 0, x, dx0, dx1, zero)
     p1, s1, l1, m1 = _edge(k, 6, row, 5, x, dx1, dx2, zero)
     p2, s2, l2, m2 = _edge(k, 12, row, 10, x, dx2, dx0, zero)
-    low = p1 if p1 < p0 else p0
-    low = p2 if p2 < low else low
+    low = _pick(p1 < p0, p1, p0)
+    low = _pick(p2 < low, p2, low)
     inside = low >= k[_K_INSIDE]
     first = m1 < m0
-    best = m1 if first else m0
+    best = _pick(first, m1, m0)
     third = m2 < best
-    best = m2 if third else best
-    p = p1 if first else p0
-    p = (p2 if third else p) * k[4]
-    s = s1 if first else s0
-    s = s2 if third else s
-    tx = k[8] if first else k[2]
-    tx = k[14] if third else tx
-    ty = k[9] if first else k[3]
-    ty = k[15] if third else ty
-    t = l1 * k[11] if first else l0 * k[5]
-    t = l2 * k[17] if third else t
-    t = zero if t < zero else t
-    t = one if t > one else t
-    b0 = zero if first else one - t
-    b0 = t if third else b0
-    b1 = one - t if first else t
-    b1 = zero if third else b1
+    best = _pick(third, m2, best)
+    p = _pick(first, p1, p0)
+    p = _pick(third, p2, p) * k[4]
+    s = _pick(first, s1, s0)
+    s = _pick(third, s2, s)
+    tx = _pick(first, k[8], k[2])
+    tx = _pick(third, k[14], tx)
+    ty = _pick(first, k[9], k[3])
+    ty = _pick(third, k[15], ty)
+    t = _pick(first, l1 * k[11], l0 * k[5])
+    t = _pick(third, l2 * k[17], t)
+    t = _pick(t < zero, zero, t)
+    t = _pick(t > one, one, t)
+    b0 = _pick(first, zero, one - t)
+    b0 = _pick(third, t, b0)
+    b1 = _pick(first, one - t, t)
+    b1 = _pick(third, zero, b1)
     return best, s * tx - p * ty, s * ty + p * tx, b0, b1, inside
 
 
 @njit(inline="always")
-def _sigmoid(k, d, inside, one):
+def _sigmoid(d, inside, inverse, point, one):
     """Coverage, and its derivative times sigma over the distance."""
-    e = _exp_minus(d * k[_K_INVERSE])
+    e = _exp_minus(d * inverse)
     # On the edge itself there is no direction, and the derivative is made 0 by the caller.
-    far = d if d > k[_K_POINT] else one
+    far = _pick(d > point, d, one)
     both = one / ((one + e) * far)  # one division for 1/(1 + e) and 1/d
     r = both * far
     s = e * r
-    return (r if inside else s), s * r * (both * (one + e))
+    return _pick(inside, r, s), s * r * (both * (one + e))
 
 
 @njit(inline="always")
-def _smoothstep(k, d, inside, zero, one):
+def _smoothstep(d, inside, inverse, point, zero, one):
     """The compact kernel's coverage, and its derivative times sigma over the distance."""
-    z = d * k[_K_INVERSE]
+    z = d * inverse
     half = one / (one + one)
-    u = half + (z if inside else -z)
-    u = zero if u < zero else u
-    u = one if u > one else u
-    far = d if d > k[_K_POINT] else one
+    u = half + _pick(inside, z, -z)
+    u = _pick(u < zero, zero, u)
+    u = _pick(u > one, one, u)
+    far = _pick(d > point, d, one)
     return u * u * (one + one + one - u - u), u * (one - u) / far
 
 
@@ -422,77 +481,85 @@ def _band(span, piece):
 
 
 @_compiled(_EXACT)
-def _weigh(first, last, spans, compact, k, rows, store):
-    """Weights of a triangle's bands."""
+def _place(first, last, spans, solid, directed, k, rows, store):
+    """Where a triangle's bands are: signed distance² and, if `directed`, the vector and weights.
+
+    Apart from `_cover`, whose square root, exponential and division take long to come back: over
+    all pairs in one loop they overlap.
+    """
     c = _fixed(k)
     zero, one = k.dtype.type(0), k.dtype.type(1)
     for r in range(first, last):
         row = _fixed_row(rows[r])
-        for piece in range(2):
+        for piece in range(2 if solid else 1):
             x, n, start = _band(spans[r], piece)
             at, px = _at(start), k.dtype.type(x)
-            if compact:
+            if directed:
                 for i in range(_at(n)):
-                    near, _, _, _, _, inside = _nearest(
+                    near, ux, uy, b0, b1, inside = _nearest(
                         c, row, px + k.dtype.type(np.int32(i)), zero, one
                     )
-                    cover, _ = _smoothstep(c, np.sqrt(near), inside, zero, one)
-                    v = c[_K_ALPHA] * cover
-                    store[at + i] = v if v > c[_K_CULL] else zero
+                    j = at + i
+                    store[j + _W] = _pick(inside, near, -near)
+                    store[j + _GX] = ux
+                    store[j + _GY] = uy
+                    store[j + _W0] = b0
+                    store[j + _W1] = b1
             else:
                 for i in range(_at(n)):
                     near, _, _, _, _, inside = _nearest(
                         c, row, px + k.dtype.type(np.int32(i)), zero, one
                     )
-                    cover, _ = _sigmoid(c, np.sqrt(near), inside, one)
-                    v = c[_K_ALPHA] * cover
-                    store[at + i] = v if v > c[_K_CULL] else zero
+                    store[at + i] = _pick(inside, near, -near)
 
 
 @_compiled(_EXACT)
-def _measure(first, last, spans, compact, k, rows, store):
-    """Weights of a triangle's bands, and what the gradients need of the geometry."""
-    c = _fixed(k)
+def _cover(n, start, compact, directed, k, store):
+    """Weights of pairs from their distances, and if `directed` what the gradients need of them."""
+    inverse, alpha, cull, point = k[_K_INVERSE], k[_K_ALPHA], k[_K_CULL], k[_K_POINT]
     zero, one = k.dtype.type(0), k.dtype.type(1)
-    for r in range(first, last):
-        row = _fixed_row(rows[r])
-        for piece in range(2):
-            x, n, start = _band(spans[r], piece)
-            at, px = _at(start), k.dtype.type(x)
-            if compact:
-                for i in range(_at(n)):
-                    near, ux, uy, b0, b1, inside = _nearest(
-                        c, row, px + k.dtype.type(np.int32(i)), zero, one
-                    )
-                    d = np.sqrt(near)
-                    cover, slope = _smoothstep(c, d, inside, zero, one)
-                    _keep(store, at + i, c, d, cover, slope, ux, uy, b0, b1, inside, zero)
-            else:
-                for i in range(_at(n)):
-                    near, ux, uy, b0, b1, inside = _nearest(
-                        c, row, px + k.dtype.type(np.int32(i)), zero, one
-                    )
-                    d = np.sqrt(near)
-                    cover, slope = _sigmoid(c, d, inside, one)
-                    _keep(store, at + i, c, d, cover, slope, ux, uy, b0, b1, inside, zero)
+    at = _at(start)
+    if directed:
+        if compact:
+            for i in range(_at(n)):
+                m = store[at + i]
+                d = np.sqrt(abs(m))
+                cover, slope = _smoothstep(d, m > zero, inverse, point, zero, one)
+                _keep(store, at + i, m, d, cover, slope, alpha, cull, point, zero)
+        else:
+            for i in range(_at(n)):
+                m = store[at + i]
+                d = np.sqrt(abs(m))
+                cover, slope = _sigmoid(d, m > zero, inverse, point, one)
+                _keep(store, at + i, m, d, cover, slope, alpha, cull, point, zero)
+    elif compact:
+        for i in range(_at(n)):
+            m = store[at + i]
+            cover, _ = _smoothstep(np.sqrt(abs(m)), m > zero, inverse, point, zero, one)
+            v = alpha * cover
+            store[at + i] = _pick(v > cull, v, zero)
+    else:
+        for i in range(_at(n)):
+            m = store[at + i]
+            cover, _ = _sigmoid(np.sqrt(abs(m)), m > zero, inverse, point, one)
+            v = alpha * cover
+            store[at + i] = _pick(v > cull, v, zero)
 
 
 @njit(inline="always")
-def _keep(store, i, c, d, cover, slope, ux, uy, b0, b1, inside, zero):
-    v = c[_K_ALPHA] * cover
-    live = v > c[_K_CULL]
-    store[i + _W] = v if live else zero
-    slope = slope if live and d > c[_K_POINT] else zero
-    slope = slope if inside else -slope
-    store[i + _WS] = slope * (d * d)
-    store[i + _GX] = slope * ux
-    store[i + _GY] = slope * uy
-    store[i + _W0] = b0
-    store[i + _W1] = b1
+def _keep(store, i, m, d, cover, slope, alpha, cull, point, zero):
+    v = alpha * cover
+    live = v > cull
+    store[i + _W] = _pick(live, v, zero)
+    slope = _pick(live & (d > point), slope, zero)
+    store[i + _WS] = slope * m
+    slope = _pick(m > zero, slope, -slope)
+    store[i + _GX] *= slope
+    store[i + _GY] *= slope
 
 
 @_compiled(_EXACT)
-def _blend(first, last, spans, a, cr, cg, cb, deep, store, pixel):
+def _blend(first, last, spans, solid, a, cr, cg, cb, deep, store, pixel):
     """Under what is drawn already: C += c w T, then T -= w T.
 
     Not T *= 1 - w: there the difference is rounded, the same way each time where weights are equal.
@@ -502,7 +569,7 @@ def _blend(first, last, spans, a, cr, cg, cb, deep, store, pixel):
     """
     for r in range(first, last):
         span = spans[r]
-        for piece in range(2):
+        for piece in range(2 if solid else 1):
             x, n, start = _band(span, piece)
             at, q = _at(start), _at(r * _STRIDE + x)
             for i in range(_at(n)):
@@ -519,6 +586,8 @@ def _blend(first, last, spans, a, cr, cg, cb, deep, store, pixel):
                     t = store[at + i + _ABOVE]
                     pixel[q + i + _COVER] += store[at + i] * t
                     store[at + i + _ABOVE] = t * pixel[q + i + _LIGHT_BEFORE]
+        if not solid:
+            continue
         at, q = _at(span[5]), _at(r * _STRIDE + span[1])
         for i in range(_at(span[2] - span[1])):
             p = q + i
@@ -544,7 +613,7 @@ def _close_group(a, z, again, pixel):
     for p in range(_at(a), _at(z)):
         t, cover = pixel[p + _LIGHT_BEFORE], pixel[p + _COVER]
         light = pixel[p + _LIGHT]
-        light = t * (one - cover if cover < half else light)
+        light = t * _pick(cover < half, one - cover, light)
         red = pixel[p + _RED_BEFORE] + t * pixel[p + _RED]
         green = pixel[p + _GREEN_BEFORE] + t * pixel[p + _GREEN]
         blue = pixel[p + _BLUE_BEFORE] + t * pixel[p + _BLUE]
@@ -562,12 +631,12 @@ def _close_group(a, z, again, pixel):
 
 
 @_compiled(_SUMS)
-def _back(first, last, spans, a, cr, cg, cb, store, pixel, out):
+def _back(first, last, spans, solid, a, cr, cg, cb, store, pixel, out):
     """dL/dw of a triangle's pairs and the sums that need its pixels; what is below moves up."""
     zero = out.dtype.type(0)
     for r in range(first, last):
         span = spans[r]
-        for piece in range(2):
+        for piece in range(2 if solid else 1):
             x, n, start = _band(span, piece)
             at, q = _at(start), _at(r * _STRIDE + x)
             s0, s1, s2 = zero, zero, zero
@@ -585,6 +654,8 @@ def _back(first, last, spans, a, cr, cg, cb, store, pixel, out):
             out[0] += s0
             out[1] += s1
             out[2] += s2
+        if not solid:
+            continue
         at, q = _at(span[5]), _at(r * _STRIDE + span[1])
         s0, s1, s2, s3 = zero, zero, zero, zero
         for i in range(_at(span[2] - span[1])):
@@ -685,7 +756,7 @@ def _brightest(deep, pixel, first_row, last_row, columns):
             t = pixel[q + x]
             if deep:
                 t *= pixel[q + x + _LIGHT_BEFORE]
-            most = t if t > most else most
+            most = _pick(t > most, t, most)
     return most
 
 
@@ -730,16 +801,16 @@ def _draw_tile(
         for r in range(first, last):
             span[r, 5] = at
             at += span[r, 2] - span[r, 1]
+        solid = at > entries[e, 4]
+        entries[e, 5] = solid
         if banded:
             _constants(g, x0, y0, width, height, compact, span, first, last, k, rows)
-            if forward:
-                _weigh(first, last, span, compact, k, rows, store)
-            else:
-                _measure(first, last, span, compact, k, rows, store)
+            _place(first, last, span, solid, not forward, k, rows, store)
+            _cover(entries[e, 4] - entries[e, 3], entries[e, 3], compact, not forward, k, store)
             if bbox:
                 _cut(g, x0, y0, width, height, span, first, last, store)
         _blend(
-            first, last, span, params.dtype.type(g[_ALPHA]), params[t, 6], params[t, 7],
+            first, last, span, solid, params.dtype.type(g[_ALPHA]), params[t, 6], params[t, 7],
             params[t, 8], deep, store, pixel,
         )  # fmt: skip
     if deep:
@@ -782,7 +853,6 @@ def _compare_tile(
             pixel[p + _GR] = row[x, 0]
             pixel[p + _GG] = row[x, 1]
             pixel[p + _GB] = row[x, 2]
-            pixel[p + _GA] = zero
         if given.shape[2] == 4:
             for x in range(n):
                 pixel[q + x + _GA] = row[x, 3]
@@ -808,8 +878,8 @@ def _compare_tile(
         # The last block of a span may reach beyond the tile, where there is no gradient.
         for x in range(n, n + _at(BLOCK)):
             p = q + x
-            pixel[p + _GR] = pixel[p + _GG] = pixel[p + _GB] = zero
-            pixel[p + _GA] = pixel[p + _BELOW] = zero
+            pixel[p + _GR] = pixel[p + _GG] = pixel[p + _GB] = pixel[p + _BELOW] = zero
+            pixel[p + _GA] = zero
         sums[0] += s0
         sums[1] += s1
         sums[2] += s2
@@ -827,8 +897,8 @@ def _back_tile(n, entries, spans, params, geo, first_row, last_row, store, pixel
         for j in range(11):
             found[j] = 0.0
         _back(
-            first, last, spans[e], params.dtype.type(geo[t, _ALPHA]), params[t, 6], params[t, 7],
-            params[t, 8], store, pixel, found,
+            first, last, spans[e], entries[e, 5] != 0, params.dtype.type(geo[t, _ALPHA]),
+            params[t, 6], params[t, 7], params[t, 8], store, pixel, found,
         )  # fmt: skip
         _gather(entries[e, 4] - entries[e, 3], entries[e, 3], store, found)
         for j in range(11):
@@ -868,7 +938,8 @@ def draw(
     height, width = shape[0], shape[1]
     scale = 1.0 / (3.0 * height * width)
     segment_h = segment_rows(height)
-    ids, entries = lists[:, 5], lists[:, :5]
+    pixel[:] = 0.0  # alpha's gradient stays so where images have none
+    ids, entries = lists[:, 6], lists[:, :6]
     pairs = np.empty(TILE_H, np.int64)
     k = np.empty(_CONSTANTS, params.dtype)
     rows = np.empty((TILE_H, _ROW), params.dtype)
@@ -977,29 +1048,86 @@ def finish(parts, geo, grads, grad_sigma, grad_background, loss):
 
 
 @_compiled(_EXACT)
-def draw_items(
-    mode, compact, bbox, params, geo, background, given, images, first, last, lists, spans, store,
-    pixel, sums, part, grads, grad_sigma, grad_background, losses,
-):  # fmt: skip
-    """`draw` and `finish` of items `first` to `last`; arrays as there, with the batch before them.
+def wait(bell, seen, patience):
+    """Until `bell[0]` is no longer `seen`, or so many looks were taken; returns what it is."""
+    for _ in range(patience):
+        if _look(bell, 0) != seen:
+            break
+    return _look(bell, 0)
 
-    `sums` has an axis of length 1 before its own.
+
+@_compiled(_EXACT)
+def take_part(
+    bell, call, desk, segments, each, mode, compact, bbox, params, sigma, counts, geo, background,
+    given, images, lists, spans, store, pixel, sums, part, shared, grads, grad_sigma,
+    grad_background, losses,
+):  # fmt: skip
+    """Draw what of a batch no other thread has begun, and go on until all is begun.
+
+    Args:
+        bell: [1] int64, set to `call` where that is not 0: others may then take part.
+        call: Not 0 for the thread that called, which also waits for the others and finishes.
+        desk: [5] int64, zero at first: next unit, who came, who left, 1 if there was no room, 1
+            when others may begin.
+        segments: How many an item has, where units are segments; 0 where they are items.
+        each: Items a unit.
+        sums: [1, T + 1, ACC], scratch, as are `lists` to `part`; see `draw`.
+        shared: [B, segments, T + 1, ACC] zeros, where units are segments.
+    Others are as for `draw` and `finish`, with the batch before them.
     """
-    for item in range(first, last):
-        height = images.shape[1] if mode == FORWARD else given.shape[1]
-        segment = segment_rows(height)
-        if mode != FORWARD:
-            sums[:] = 0.0
-        if not draw(
-            mode, compact, bbox, params[item], geo[item], background[item],
-            given[0] if mode == FORWARD else given[item],
-            images[item] if mode == FORWARD else images[0],
-            0, (height + segment - 1) // segment, lists, spans, store, pixel, sums[0], part,
-        ):  # fmt: skip
-            return False
-        if mode != FORWARD:
-            finish(
-                sums, geo[item], grads[item], grad_sigma[item], grad_background[item],
-                losses[item : item + 1],
+    batch = params.shape[0]
+    triangles = params.shape[1]
+    height = images.shape[1] if mode == FORWARD else given.shape[1]
+    rows = segment_rows(height)
+    units = batch * segments if segments > 0 else (batch + each - 1) // each
+    if call != 0:
+        if segments > 0:
+            setup(params, sigma, counts, compact, bbox, geo, 0, batch * triangles)
+        _tell(desk, 4, 1)
+        _tell(bell, 0, call)
+    elif _look(desk, 4) == 0:
+        return  # rung for by another call
+    _next(desk, 1)
+    while True:
+        unit = _next(desk, 0)
+        if unit >= units:
+            break
+        if segments > 0:
+            item, segment = unit // segments, unit % segments
+            fits = draw(
+                mode, compact, bbox, params[item], geo[item], background[item],
+                given[0 if mode == FORWARD else item], images[item if mode == FORWARD else 0],
+                segment, segment + 1, lists, spans, store, pixel, shared[item, segment], part,
             )  # fmt: skip
-    return True
+            if not fits:
+                _tell(desk, 3, 1)
+            continue
+        for item in range(unit * each, min((unit + 1) * each, batch)):
+            setup(
+                params, sigma, counts, compact, bbox, geo, item * triangles, (item + 1) * triangles
+            )
+            if mode != FORWARD:
+                sums[:] = 0.0
+            fits = draw(
+                mode, compact, bbox, params[item], geo[item], background[item],
+                given[0 if mode == FORWARD else item], images[item if mode == FORWARD else 0],
+                0, (height + rows - 1) // rows, lists, spans, store, pixel, sums[0], part,
+            )  # fmt: skip
+            if not fits:
+                _tell(desk, 3, 1)
+            if mode != FORWARD:
+                finish(
+                    sums, geo[item], grads[item], grad_sigma[item], grad_background[item],
+                    losses[item : item + 1],
+                )  # fmt: skip
+    _next(desk, 2)
+    if call != 0:
+        # Whoever comes later finds nothing to do.
+        while _look(desk, 2) < _look(desk, 1):
+            pass
+        if segments > 0 and mode != FORWARD:
+            for item in range(batch):
+                finish(
+                    shared[item], geo[item], grads[item], grad_sigma[item], grad_background[item],
+                    losses[item : item + 1],
+                )  # fmt: skip
