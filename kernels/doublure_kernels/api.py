@@ -209,8 +209,15 @@ def fused_loss(
     with torch.no_grad():
         inputs = _inputs(params, sigma, background, counts)
         last = _targets(targets, params, inputs)
-        run = ops.fused_mse_now if _ordinary(params, targets) else ops.fused_mse
-        losses, grads, _, _ = run(*inputs.tensors, last, kernel, support, device, check)
+        if _ordinary(params, targets):
+            sound = isinstance(sigma, float | int) and counts is None
+            losses, grads, _, _ = ops.fused_mse_now(
+                *inputs.tensors, last, kernel, support, device, check, sound
+            )
+        else:
+            losses, grads, _, _ = ops.fused_mse(
+                *inputs.tensors, last, kernel, support, device, check
+            )
         return losses, grads.to(inputs.dtype)
 
 

@@ -938,7 +938,7 @@ def draw(
     height, width = shape[0], shape[1]
     scale = 1.0 / (3.0 * height * width)
     segment_h = segment_rows(height)
-    pixel[:] = 0.0  # alpha's gradient stays so where images have none
+    pixel[7 * _PLANE : 8 * _PLANE] = 0.0  # dL/dalpha, and it stays so where images have none
     ids, entries = lists[:, 6], lists[:, :6]
     pairs = np.empty(TILE_H, np.int64)
     k = np.empty(_CONSTANTS, params.dtype)
