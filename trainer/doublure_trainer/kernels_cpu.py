@@ -2,11 +2,11 @@
 
 What autograd does in some forty passes over a batch, these do in one pass over blocks of 128 rows
 that stay in the first-level cache: three plane lookups and one of the volume, the ReLU network, the
-weighted loss in log space, and all of it backwards. On one thread a step of 4,096 rows takes 1.1 ms
-where torch takes 2.9 to 6 ms (AMD EPYC, Zen 4; see docs/performance.md).
+weighted loss in log space, and all of it backwards. On one thread a step of 4,096 rows takes 1.1 to
+1.5 ms, torch's 2.4 to 2.6 times as long (`benchmarks/step.py`; see docs/performance.md).
 
 Texels are [..., 4] float32, contiguous; rows should come sorted by t, since a fine volume is larger
-than the second-level cache: unsorted, its lookups take six times as long. Every function is
+than the second-level cache: in any order a pass takes some 6 % longer. Every function is
 compiled when this module is imported (about 15 s the first time, then read from Numba's cache).
 Sums run in a fixed order, so the same rows give the same bits.
 """

@@ -1,7 +1,8 @@
 """Training on a dataset: a fixed number of steps, resumable at any instant, the best weights kept.
 
 Everything that decides about the weights depends on the dataset, the settings and the count of
-steps. The clock only decides when checkpoints and figures are written.
+steps, and on how the machine and its libraries round. The clock only decides when checkpoints and
+figures are written.
 """
 
 from __future__ import annotations
@@ -104,8 +105,9 @@ def train_offline(
     halves of a growth's trial. Candidates are scored on held-out frames every so many steps; the
     one with the highest `Scores.merit` among those that beat a flat colour becomes the weights.
 
-    On a CPU the result depends on nothing but dataset, settings and seed: killed at any instant
-    and resumed, it is the same to the last bit.
+    On a CPU, with the same libraries on the same kind of processor, the result depends on nothing
+    but dataset, settings and seed: killed at any instant and resumed, it is the same to the last
+    bit.
 
     Args:
         dataset: Directory with dataset.json, train.f32 and validation.f32.
