@@ -74,7 +74,8 @@ def _run() -> None:
 
 def _missing(name: str, error: ImportError):  # type: ignore[no-untyped-def]
     def command() -> None:
-        extra = {"export": "export", "train": "trainer", "trainer": "trainer"}.get(name, "demo")
+        extras = {"export": "export", "fit": "kernels", "train": "trainer", "trainer": "trainer"}
+        extra = extras.get(name, "demo")
         raise SystemExit(f"doublure {name}: {error}; run `pip install 'doublure[{extra}]'`")
 
     return command
