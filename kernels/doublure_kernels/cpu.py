@@ -84,14 +84,13 @@ class CpuBackend:
             raise DeviceError("this CpuBackend is closed; open another")
         dtype = _dtype(scene)
         loops = _loops(dtype)
-        params = np.ascontiguousarray(scene.params)
-        sigma, counts = np.asarray(scene.sigma), np.ascontiguousarray(scene.counts)
-        background = np.ascontiguousarray(scene.background)
+        params, sigma = _input(scene.params), _input(scene.sigma)
+        background, counts = _input(scene.background), _input(scene.counts)
         compact, bbox = raster.kernel == "compact", raster.support == "bbox6"
         batch, triangles = params.shape[:2]
         geo = np.empty((batch, triangles, loops.GEO))
         nothing = np.empty((1, 0, 0, 0), dtype)
-        given = nothing if given is None else np.ascontiguousarray(given)
+        given = _input(nothing if given is None else given)
         images = nothing if images is None else images
         graded = batch if mode else 0
         rows = triangles + 1 if mode else 0
@@ -178,6 +177,7 @@ class _Crew:
         self._work: Callable[[int], None] | None = None
         self._queue: SimpleQueue[None] = SimpleQueue()
         self._asleep = 0
+        self._closed = False
         self._threads: list[threading.Thread] = []
         self._owner = os.getpid()
         self._lock = threading.Lock()
@@ -193,13 +193,18 @@ class _Crew:
             self._calls += 1
             call, self._work = self._calls, work
             self._wake()
-        work(call)
+        try:
+            work(call)
+        finally:
+            with self._lock:
+                if self._calls == call:
+                    self._work = None  # or the arrays would live until another call
 
     def close(self) -> None:
         self._leave_parent()
         with self._lock:
             self._calls += 1
-            self._work = None
+            self._closed, self._work = True, None
             self.bell[0] = self._calls
             self._wake()
             threads, self._threads = self._threads, []
@@ -218,12 +223,16 @@ class _Crew:
         self._asleep = 0
 
     def _start(self) -> None:
-        while len(self._threads) < self._helpers:
+        while len(self._threads) < self._helpers and not self._closed:
             thread = threading.Thread(
                 target=self._serve, args=(self._calls,), name="doublure-raster", daemon=True
             )
+            try:
+                thread.start()
+            except RuntimeError as error:  # as many as the system allows, or it is shutting down
+                _log.info("drawing with %d helpers: %s", len(self._threads), error)
+                return
             self._threads.append(thread)
-            thread.start()
 
     def _serve(self, seen: int) -> None:
         tries = 0
@@ -231,26 +240,41 @@ class _Crew:
             rung = _module.wait(self.bell, seen, _LISTEN)
             tries += 1
             with self._lock:
-                called, work = self._calls, self._work
+                called, work, closed = self._calls, self._work, self._closed
                 # Called, but not rung for: the caller is still setting up, or could not.
                 early = rung == seen and work is not None
                 sleep = called == seen or (early and tries >= 100)
                 self._asleep += sleep
-            if sleep:
-                self._queue.get()
-                tries = 0
             if sleep or early:
+                work = None  # not to keep a call's arrays
+                if sleep:
+                    self._queue.get()
+                    tries = 0
                 continue
             seen, tries = called, 0
-            if work is None:
+            if closed:
                 return
-            work(0)
+            if work is not None:
+                work(0)
+            work = None
 
 
 def _processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _input(array: Any) -> Array:
+    """As the loops were compiled for: in C order, and not to be written to.
+
+    Numba would compile anew for each combination of layouts and of what may be written.
+    """
+    view = np.ascontiguousarray(array).view()
+    if not view.flags.aligned:
+        view = view.copy()
+    view.flags.writeable = False
+    return view
 
 
 def _dtype(scene: Scene) -> np.dtype[Any]:
@@ -303,12 +327,11 @@ def _compile(loops: Any, dtype: np.dtype[Any]) -> None:
     image = np.zeros((1, 8, 8, 3), dtype)
     bell = np.zeros(1, np.int64)
     loops.wait(bell, 1, 1)
-    # Read-only where it was broadcast, which is a type of its own.
-    for sigma in (np.ones((1, 1), dtype), np.broadcast_to(np.ones(1, dtype), (1, 1))):
-        loops.take_part(
-            bell, -1, np.zeros(5, np.int64), 0, 1, 2, False, False, params, sigma,
-            np.ones(1, np.int64), np.empty((1, 1, loops.GEO)), np.zeros((1, 3), dtype), image,
-            image, *scratch.lists(1), scratch.store, scratch.pixel, scratch.sums(2)[None],
-            scratch.part(2), np.zeros((0, 0, 2, loops.ACC)), np.empty((1, 1, 10), dtype),
-            np.empty((1, 1), dtype), np.empty((1, 3), dtype), np.empty(1, dtype),
-        )  # fmt: skip
+    loops.take_part(
+        bell, -1, np.zeros(5, np.int64), 0, 1, 2, False, False, _input(params),
+        _input(np.ones((1, 1), dtype)), _input(np.ones(1, np.int64)), np.empty((1, 1, loops.GEO)),
+        _input(np.zeros((1, 3), dtype)), _input(image), image, *scratch.lists(1), scratch.store,
+        scratch.pixel, scratch.sums(2)[None], scratch.part(2), np.zeros((0, 0, 2, loops.ACC)),
+        np.empty((1, 1, 10), dtype), np.empty((1, 1), dtype), np.empty((1, 3), dtype),
+        np.empty(1, dtype),
+    )  # fmt: skip
