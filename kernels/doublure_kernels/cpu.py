@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
+_WORTH_US = 250.0  # of work for each thread that is woken, which takes some 50 to 100 µs
 _LISTEN = 1_000_000  # looks at the bell before a helper sleeps: some 400 µs
 
 
@@ -114,7 +115,10 @@ class CpuBackend:
                 grads, grad_sigma, grad_background, losses,
             )  # fmt: skip
 
-        self._crew.lead(take_part, batch * segments or -(-batch // each))
+        units = batch * segments or -(-batch // each)
+        # Roughly what it takes: pixels, and rows of triangles of which a quarter is usually met.
+        expected_us = batch * raster.height * (0.003 * raster.width + 0.025 * triangles)
+        self._crew.lead(take_part, min(units - 1, int(expected_us / _WORTH_US)))
         if desk[3]:
             raise SettingError(
                 f"triangles: expected at most {loops.ROOM // loops.BLOCK:,} in any 16 rows of "
@@ -182,17 +186,21 @@ class _Crew:
         self._owner = os.getpid()
         self._lock = threading.Lock()
 
-    def lead(self, work: Callable[[int], None], units: int) -> None:
-        """`work(call)` in this thread, which rings `bell` with it, and `work(0)` in others."""
-        if self._helpers < 1 or units < 2:
+    def lead(self, work: Callable[[int], None], helpers: int) -> None:
+        """`work(call)` in this thread, which rings `bell` with it, and `work(0)` in others.
+
+        So many sleeping helpers are woken; any that listen may come too.
+        """
+        helpers = min(helpers, self._helpers)
+        if helpers < 1:
             work(-1)  # rings nobody: helpers look for a call that they were told of
             return
         self._leave_parent()
         with self._lock:
-            self._start()
+            self._start(helpers)
             self._calls += 1
             call, self._work = self._calls, work
-            self._wake()
+            self._wake(helpers)
         try:
             work(call)
         finally:
@@ -206,7 +214,7 @@ class _Crew:
             self._calls += 1
             self._closed, self._work = True, None
             self.bell[0] = self._calls
-            self._wake()
+            self._wake(self._asleep)
             threads, self._threads = self._threads, []
         for thread in threads:
             thread.join()
@@ -217,13 +225,13 @@ class _Crew:
             self._owner, self._threads, self._lock = os.getpid(), [], threading.Lock()
             self._queue, self._asleep = SimpleQueue(), 0
 
-    def _wake(self) -> None:
-        for _ in range(self._asleep):
+    def _wake(self, count: int) -> None:
+        for _ in range(min(count, self._asleep)):
             self._queue.put(None)
-        self._asleep = 0
+            self._asleep -= 1
 
-    def _start(self) -> None:
-        while len(self._threads) < self._helpers and not self._closed:
+    def _start(self, count: int) -> None:
+        while len(self._threads) < count and not self._closed:
             thread = threading.Thread(
                 target=self._serve, args=(self._calls,), name="doublure-raster", daemon=True
             )
