@@ -230,6 +230,11 @@ def test_mapping_nothing_gives_nothing() -> None:
     assert torch.vmap(draw)(params[None, :0]).shape == (1, 0, 3, 5, 6)
 
 
+# torch 2.11's compiler uses what torch itself calls deprecated.
+_own_warnings = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+
+@_own_warnings
 @pytest.mark.parametrize("dynamic", [None, True])
 def test_compile_breaks_no_graph(dynamic: bool | None) -> None:
     torch._dynamo.reset()
@@ -253,6 +258,7 @@ def test_compile_breaks_no_graph(dynamic: bool | None) -> None:
     )
 
 
+@_own_warnings
 def test_compile_takes_the_call_without_graph() -> None:
     torch._dynamo.reset()
     params, *_ = scene(2, 3, torch.float32)
