@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from doublure_kernels import cpu
 from doublure_kernels.backend import Backend
 from doublure_kernels.cpu import CpuBackend
 from doublure_kernels.scene import Scene
@@ -37,6 +38,12 @@ SUBJECTS = {
     "cpu-float32": Subject(lambda: CpuBackend(2), np.float32, 1e-6, 1e-5),
     "cpu-float64": Subject(lambda: CpuBackend(2), np.float64, 1e-10, 1e-8),
 }
+
+
+@pytest.fixture(autouse=True)
+def every_helper_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenes in tests are too small to be worth a second thread, which is tested all the same."""
+    monkeypatch.setattr(cpu, "_WORTH_US", 1e-6)
 
 
 @pytest.fixture(scope="session", params=sorted(SUBJECTS))
