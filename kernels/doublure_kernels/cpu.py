@@ -263,7 +263,10 @@ class _Crew:
             if closed:
                 return
             if work is not None:
-                work(0)
+                try:
+                    work(0)
+                except MemoryError as error:  # before it took any: others draw it
+                    _log.info("a helper lacks memory to work in: %s", error)
             work = None
 
 

@@ -94,3 +94,27 @@ def test_a_call_that_began_before_close_starts_no_threads_after_it() -> None:
     crew.lead = closing  # type: ignore[method-assign]
     assert backend.forward(scene, RASTER).tobytes() == expected
     assert helpers() == before
+
+
+def test_a_helper_without_memory_leaves_the_work_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene, main = make(), threading.current_thread()
+    with CpuBackend(2) as backend:
+        expected = backend.forward(scene, RASTER).tobytes()
+        real, failed = backend._scratch, threading.Event()
+
+        def scarce(dtype: np.dtype) -> object:
+            if threading.current_thread() is main:
+                backend._crew.bell[0] = backend._crew._calls  # so that the helper comes first
+                failed.wait(10)
+                return real(dtype)
+            failed.set()
+            raise MemoryError
+
+        monkeypatch.setattr(backend, "_scratch", scarce)
+        assert backend.forward(scene, RASTER).tobytes() == expected
+        assert failed.is_set()
+        monkeypatch.undo()
+        assert all(t.is_alive() for t in backend._crew._threads)
+        assert backend.forward(scene, RASTER).tobytes() == expected
