@@ -27,6 +27,7 @@ Background = Sequence[float] | Tensor
 Counts = Sequence[int] | Tensor
 
 _BLACK = (0.0, 0.0, 0.0)
+_LARGEST = 1 << 20  # pixels a side; past that a mistake is likelier than a wish
 _SINGLE = (torch.float16, torch.bfloat16, torch.float32)  # what is computed in float32
 _warned = False
 
@@ -303,6 +304,10 @@ def _check_params(params: Tensor) -> None:
     _check_tensor("params", params)
     if params.dim() != 3 or params.shape[-1] != PARAMS:
         raise ShapeError(f"expected params of shape (B, T, {PARAMS}), got {tuple(params.shape)}")
+    if params.layout != torch.strided:
+        raise DtypeError(
+            f"params: expected a dense tensor, got layout {params.layout}; .to_dense() makes one"
+        )
     if params.dtype not in (*_SINGLE, torch.float64):
         raise DtypeError(
             f"params: expected float16, bfloat16, float32 or float64, got {params.dtype}; "
@@ -314,11 +319,14 @@ def _size(value: int) -> int:
     if torch.compiler.is_compiling():
         return value
     try:
-        return operator.index(value)
+        size = operator.index(value)
     except TypeError:
         raise SettingError(
             f"height and width must be positive whole numbers, got {value!r}"
         ) from None
+    if size > _LARGEST:
+        raise SettingError(f"height and width: expected at most {_LARGEST:,}, got {size:,}")
+    return size
 
 
 def _inputs(params: Tensor, sigma: Sigma, background: Background, counts: Counts | None) -> _Inputs:
@@ -341,13 +349,17 @@ def _autocast(device_type: str) -> bool:
 
 def _sigma(sigma: Sigma, params: Tensor, mixed: bool) -> Tensor:
     if isinstance(sigma, float | int):
-        if not (sigma > 0 and math.isfinite(sigma)):
-            raise SettingError(f"sigma must be positive: expected a finite number, got {sigma}")
+        least, most = (0.0, math.inf) if params.dtype == torch.float64 else (7.1e-46, 3.4e38)
+        if not (sigma > least and sigma < most):
+            raise SettingError(
+                f"sigma must be positive: expected a finite number, got {sigma} "
+                f"to hold in {_exact(params)}"
+            )
         return torch.full((), sigma, dtype=_exact(params), device=params.device)
     if isinstance(sigma, Tensor):
         _check_like("sigma", sigma, params, mixed)
     else:
-        sigma = torch.as_tensor(sigma, dtype=_exact(params), device=params.device)
+        sigma = _numbers("sigma", sigma, params)
     batch, triangles = params.shape[:2]
     if tuple(sigma.shape) not in ((), (triangles,), (batch, 1), (batch, triangles)):
         raise ShapeError(
@@ -362,7 +374,7 @@ def _background(background: Background, params: Tensor, mixed: bool) -> Tensor:
     if isinstance(background, Tensor):
         _check_like("background", background, params, mixed)
     else:
-        background = torch.as_tensor(background, dtype=_exact(params), device=params.device)
+        background = _numbers("background", background, params)
     batch = params.shape[0]
     if tuple(background.shape) not in ((3,), (batch, 3)):
         raise ShapeError(
@@ -370,6 +382,13 @@ def _background(background: Background, params: Tensor, mixed: bool) -> Tensor:
             f"got {tuple(background.shape)}"
         )
     return background
+
+
+def _numbers(name: str, values: Sequence[float], params: Tensor) -> Tensor:
+    try:
+        return torch.as_tensor(values, dtype=_exact(params), device=params.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SettingError(f"{name}: expected numbers, got {values!r}: {error}") from None
 
 
 def _exact(params: Tensor) -> torch.dtype:

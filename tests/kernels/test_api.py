@@ -583,3 +583,21 @@ def test_public_functions_tell_shapes_and_errors() -> None:
         assert "[B, T, 10]" in text
         for error in ("ShapeError", "DtypeError", "SettingError", "DeviceError", "NonFiniteError"):
             assert error in text
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda p: dk.rasterize(p, 4, 4, 1e39), dk.SettingError, "sigma must be positive"),
+        (lambda p: dk.rasterize(p, 4, 4, 1e-320), dk.SettingError, "got 1e-320"),
+        (lambda p: dk.rasterize(p, 4, 4, ".1"), dk.SettingError, "sigma: expected numbers"),
+        (lambda p: dk.rasterize(p, 4, 4, 0.1, "red"), dk.SettingError, "background: expected"),
+        (lambda p: dk.rasterize(p, 2**63, 4, 0.1), dk.SettingError, "expected at most 1,048,576"),
+        (lambda p: dk.rasterize(p.to_sparse(), 4, 4), dk.DtypeError, "expected a dense tensor"),
+    ],
+)
+def test_what_torch_would_refuse_obscurely(
+    call: Callable[[torch.Tensor], object], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        call(dk.random_params(1, 2))
