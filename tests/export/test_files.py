@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,12 +24,17 @@ from typer.testing import CliRunner
 from .models import golden_model, trained_model
 
 FAMILIES = sorted(GOLDEN_SPECS)
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_golden_vectors_that_ship_are_current(name: str) -> None:
     shipped = files("doublure_trainer.export.golden").joinpath(f"{name}.json").read_text()
-    assert shipped == golden_text(make_golden(name))
+    current = golden_text(make_golden(name))
+    # The same text but for numbers' last digits, which differ between processors' libraries.
+    assert _NUMBER.sub("0", shipped) == _NUMBER.sub("0", current)
+    ours, theirs = (np.array(_NUMBER.findall(t), np.float64) for t in (shipped, current))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
