@@ -6,11 +6,11 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from _machine import cpu_name
 from doublure_bridge.scores import peak_ratio, psnr_db, relmse, tonemap
 from doublure_plugin.scenes import Scene
 from doublure_trainer.loop import Candidate
@@ -101,13 +101,8 @@ def scores(predicted: Sequence[Array], pictures: Sequence[Picture]) -> dict[str,
 
 def hardware(threads: int) -> dict[str, Any]:
     """What the figures were measured on."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = lines[0].split(":", 1)[1].strip() if lines else cpu
     return {
-        "cpu": cpu,
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": threads,
         "torch": torch.__version__,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _machine import cpu_name
 from doublure_kernels.backend import Backend
 from doublure_kernels.cpu import CpuBackend, prepare
 from doublure_kernels.fit import Fit, FitSettings, psnr_db, reduce_linear, srgb_to_linear
@@ -233,13 +234,8 @@ def _say(row: dict[str, Any]) -> None:
 
 
 def _hardware(threads: int | None) -> dict[str, Any]:
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = lines[0].split(":", 1)[1].strip() if lines else cpu
     return {
-        "cpu": cpu,
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": threads or len(os.sched_getaffinity(0)),
         "python": platform.python_version(),

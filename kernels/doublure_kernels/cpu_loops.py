@@ -18,6 +18,9 @@ each as the sum of two floats: their error is relative to the distance itself.
 
 Sums run in a fixed order: over a row's lanes, rows, tiles, and 16 or more rows of tiles a segment;
 segments are added in order, whichever thread drew them. A pixel's bits depend on nothing else.
+
+All of it is one file because Numba's cache looks at the file of the function that is called: were
+what it calls in another, a change there would go unnoticed, and old code be run.
 """
 
 # mypy: ignore-errors
