@@ -1,0 +1,1 @@
+"""The rasterizer on GPUs: one set of kernels, run through Vulkan or CUDA."""

@@ -1,0 +1,125 @@
+// The kernels as CUDA C++: a warp is a team. See raster.h.
+
+#define FN __device__ __forceinline__
+#include "cuda.h"
+
+#define BITS __float_as_uint
+#define FLOAT __uint_as_float
+#define PRODUCT(a, b) __fmul_rn(a, b)
+#define FMA fmaf
+#define REST(t, w) fmaf(-(w), t, t)  // t (1 - w), exact to its own last bit
+#define RSQRT approximate_rsqrt
+#define EXP2 approximate_exp2
+#define RECIPROCAL approximate_reciprocal
+
+FN float approximate_rsqrt(float v) {
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+
+FN float approximate_exp2(float v) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+
+FN float approximate_reciprocal(float v) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+
+constexpr uint ALL = 0xffffffffu;
+
+FN float add_all(float v) {
+    _Pragma("unroll") for (int step = 16; step > 0; step >>= 1) v += __shfl_xor_sync(ALL, v, step);
+    return v;
+}
+
+FN uint add_all_uint(uint v) {
+    _Pragma("unroll") for (int step = 16; step > 0; step >>= 1) v += __shfl_xor_sync(ALL, v, step);
+    return v;
+}
+
+FN uint add_before(uint v) {
+    uint sum = v;
+    _Pragma("unroll") for (int step = 1; step < 32; step <<= 1) {
+        uint other = __shfl_up_sync(ALL, sum, step);
+        if (threadIdx.x >= uint(step)) sum += other;
+    }
+    return sum - v;
+}
+
+#define TEAM_SYNC __syncwarp()
+#define TEAM_BEFORE add_before
+#define TEAM_ADD add_all
+#define TEAM_ADD_UINT add_all_uint
+#define TEAM_RANK(flag) uint(__popc(__ballot_sync(ALL, flag) & ((1u << threadIdx.x) - 1u)))
+#define TEAM_COUNT(flag) uint(__popc(__ballot_sync(ALL, flag)))
+#define TEAM_ANY(flag) (__any_sync(ALL, flag) != 0)
+#define STORE_SUMS store_sums
+
+struct Kernel {
+    const Args &args;
+    const Settings &set;
+    vec4 *con;
+    uvec2 *entry;
+    uint *list;
+    vec4 *kept_light;
+    uint *kept_at;
+
+    // Each exchange halves how many sums a lane goes on with: 12 over 16 lanes, and those of the other
+    // half at last; 14 exchanges instead of 60.
+    FN void store_sums(uint lane, uint slot, float (&s)[12]) {
+        bool upper = (lane & 16u) != 0u;
+        float a[6];
+        _Pragma("unroll") for (int j = 0; j < 6; j++) {
+            float mine = upper ? s[6 + j] : s[j], theirs = upper ? s[j] : s[6 + j];
+            a[j] = mine + __shfl_xor_sync(ALL, theirs, 16);
+        }
+        upper = (lane & 8u) != 0u;
+        float b[3];
+        _Pragma("unroll") for (int j = 0; j < 3; j++) {
+            float mine = upper ? a[3 + j] : a[j], theirs = upper ? a[j] : a[3 + j];
+            b[j] = mine + __shfl_xor_sync(ALL, theirs, 8);
+        }
+        _Pragma("unroll") for (int j = 0; j < 3; j++) b[j] += __shfl_xor_sync(ALL, b[j], 4);
+        _Pragma("unroll") for (int j = 0; j < 3; j++) b[j] += __shfl_xor_sync(ALL, b[j], 2);
+        _Pragma("unroll") for (int j = 0; j < 3; j++) b[j] += __shfl_xor_sync(ALL, b[j], 1);
+        // Lanes of bits 16 and 8: sums 0-2, 3-5, 6-8, 9-11.
+        uint k = lane & 7u;
+        if (k < 3u) {
+            float v = k == 0u ? b[0] : (k == 1u ? b[1] : b[2]);
+            uint which = (lane >> 3) * 3u + k;
+            ((float *)args.partials)[slot * 12u + which] = v;
+        }
+    }
+
+#include "raster.h"
+};
+
+extern "C" __global__ void __launch_bounds__(LANES) setup(const __grid_constant__ Args args) {
+    Kernel k{args, args.settings, nullptr, nullptr, nullptr, nullptr, nullptr};
+    k.setup_main((blockIdx.y * gridDim.x + blockIdx.x) * uint(LANES) + threadIdx.x);
+}
+
+extern "C" __global__ void __launch_bounds__(LANES) scan(const __grid_constant__ Args args) {
+    Kernel k{args, args.settings, nullptr, nullptr, nullptr, nullptr, nullptr};
+    k.scan_main(threadIdx.x);
+}
+
+extern "C" __global__ void __launch_bounds__(LANES, 16) draw(const __grid_constant__ Args args) {
+    __shared__ vec4 con[CHUNK * CON];
+    __shared__ uvec2 entry[CHUNK];
+    __shared__ uint list[LIST];
+    __shared__ vec4 kept_light[KEPT * LANES];
+    __shared__ uint kept_at[KEPT];
+    Kernel k{args, args.settings, con, entry, list, kept_light, kept_at};
+    k.draw_main(threadIdx.x, uvec2(blockIdx.x, blockIdx.y), blockIdx.z);
+}
+
+extern "C" __global__ void __launch_bounds__(LANES) reduce(const __grid_constant__ Args args) {
+    Kernel k{args, args.settings, nullptr, nullptr, nullptr, nullptr, nullptr};
+    k.reduce_main(threadIdx.x, blockIdx.y * gridDim.x + blockIdx.x);
+}
