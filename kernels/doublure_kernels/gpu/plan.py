@@ -54,6 +54,7 @@ BINDINGS: Final = (
     "losses",  # float32 [B]
     "totals",  # uint32 [2]: slots in all, low and high half
     "fit",  # float32: what a fit on the device keeps, see `fit_plan`
+    "geometry",  # float32 [B, T, 52]: what `setup` worked out
 )
 """Storage buffers, in the order of their binding numbers, and of the pointers in CUDA's `Args`."""
 
@@ -62,9 +63,11 @@ KERNELS: Final = ("setup", "scan", "draw", "reduce")
 FORWARD, BACKWARD, FUSED = 0, 1, 2
 
 SLOT_BYTES: Final = 48
+GEOMETRY_BYTES: Final = 208
 _ALL_SIGMA, _ALL_BACKGROUND, _ALL_COUNTS, _ADD = 1, 2, 4, 8
 _FORMAT: Final = "<12I5f3I"
 SETTINGS_BYTES: Final = struct.calcsize(_FORMAT)
+_COARSE: Final = 0.25  # of a pixel: coverage is then off by 1e-7 at most
 _GRID: Final = 32_768  # workgroups along x, so that any number fits in two dimensions
 _LANES: Final = {4: (1, 4), 8: (2, 4), 16: (2, 8), 32: (4, 8), 64: (4, 16), 128: (8, 16)}
 
@@ -97,6 +100,12 @@ class Settings:
     background: tuple[float, float, float] | None = None
     all_counts: bool = False
 
+    @property
+    def fine(self) -> bool:
+        """Whether sigma may be so small against a pixel that a float's rounding there shows."""
+        side = min(self.raster.height, self.raster.width)
+        return self.sigma is None or self.sigma * side < _COARSE
+
     def pack(self, region: Region, slots: int, lanes: int, add: bool = False) -> bytes:
         """As the kernels read them: `Settings` in `shaders/raster.h`.
 
@@ -106,7 +115,7 @@ class Settings:
             lanes: Of a team.
             add: Onto the gradients of regions before.
         """
-        width, height = tile_size(lanes)
+        height = tile_size(lanes)[1]
         flags = (
             _ALL_SIGMA * (self.sigma is not None)
             | _ALL_BACKGROUND * (self.background is not None)
@@ -195,7 +204,7 @@ class Dispatch:
     groups: tuple[int, int, int]
 
 
-CONSTANT_NAMES: Final = ("LANES", "MODE", "COMPACT", "BBOX6", "CHANNELS")
+CONSTANT_NAMES: Final = ("LANES", "MODE", "COMPACT", "BBOX6", "CHANNELS", "FINE")
 """Of specialization constants, by id."""
 
 
@@ -208,6 +217,7 @@ def constants(settings: Settings, lanes: int) -> tuple[tuple[int, int], ...]:
         raster.kernel == "compact",
         raster.support == "bbox6",
         raster.channels,
+        settings.fine,
     )
     return tuple((i, int(value)) for i, value in enumerate(values))
 
@@ -222,7 +232,12 @@ def sizes(settings: Settings, region: Region, slots: int, lanes: int) -> dict[st
     raster = settings.raster
     rows = region.pixel_rows(tile_size(lanes)[1], raster.height)
     image = b * rows * raster.width * raster.channels * 4
-    found = {"params": b * t * 40, "bounds": b * t * 16, "totals": 8}
+    found = {
+        "params": b * t * 40,
+        "bounds": b * t * 16,
+        "geometry": b * t * GEOMETRY_BYTES,
+        "totals": 8,
+    }
     if settings.sigma is None:
         found["sigma"] = b * t * 4
     if settings.background is None:

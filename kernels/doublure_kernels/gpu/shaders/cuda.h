@@ -1,5 +1,5 @@
-// What raster.h is written in, for CUDA C++: buffers, lanes, and names. Macros LANES (32), MODE,
-// COMPACT, BBOX6 and CHANNELS are given to the compiler.
+// What raster.h is written in, for CUDA C++: buffers, lanes, and names. Macros LANES, MODE,
+// COMPACT, BBOX6, CHANNELS and FINE are given to the compiler.
 
 typedef unsigned int uint;
 
@@ -30,7 +30,7 @@ struct alignas(16) uvec4 {
 constexpr int COLUMNS = LANES < 8 ? 1 : (LANES < 32 ? 2 : (LANES < 128 ? 4 : 8));
 constexpr int TILE_W = 4 * COLUMNS, TILE_H = LANES / COLUMNS;
 constexpr int CHUNK = LANES < 32 ? LANES : 32;
-constexpr int CON = BBOX6 != 0 ? 13 : 12;
+constexpr int CON = 13, GEO = 13;  // 13, so that lanes write to different banks
 constexpr int LIST = 512;
 constexpr int KEPT = 8;
 
@@ -52,6 +52,7 @@ struct Args {
     float *grads, *grad_sigma, *grad_background, *losses;
     uint *totals;
     float *fit;
+    vec4 *geometry;
     Settings settings;
 };
 
@@ -69,6 +70,7 @@ struct Args {
 #define GRAD_SIGMA(i) args.grad_sigma[i]
 #define GRAD_BACKGROUND(i) args.grad_background[i]
 #define LOSS(i) args.losses[i]
+#define GEOMETRY(i) args.geometry[i]
 #define TOTALS(i) args.totals[i]
 
 #define CONSTANT static constexpr

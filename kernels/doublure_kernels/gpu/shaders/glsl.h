@@ -10,6 +10,7 @@ layout(constant_id = 1) const int MODE = 0;
 layout(constant_id = 2) const int COMPACT = 0;
 layout(constant_id = 3) const int BBOX6 = 0;
 layout(constant_id = 4) const int CHANNELS = 3;
+layout(constant_id = 5) const int FINE = 1;
 
 // The workgroup is one subgroup.
 layout(local_size_x_id = 0, local_size_y = 1, local_size_z = 1) in;
@@ -17,7 +18,7 @@ layout(local_size_x_id = 0, local_size_y = 1, local_size_z = 1) in;
 const int COLUMNS = LANES < 8 ? 1 : (LANES < 32 ? 2 : (LANES < 128 ? 4 : 8));
 const int TILE_W = 4 * COLUMNS, TILE_H = LANES / COLUMNS;
 const int CHUNK = LANES < 32 ? LANES : 32;
-const int CON = BBOX6 != 0 ? 13 : 12;
+const int CON = 13, GEO = 13;
 const int LIST = 512;
 const int KEPT = LANES > 64 ? 2 : (LANES > 32 ? 4 : 8);
 
@@ -45,6 +46,7 @@ STORAGE(11, float, grad_background_);
 STORAGE(12, float, losses_);
 STORAGE(13, uint, totals_);
 STORAGE(14, float, fit_);
+STORAGE(15, vec4, geometry_);
 
 #define PARAM(i) params_[i]
 #define SIGMA(i) sigma_[i]
@@ -60,10 +62,12 @@ STORAGE(14, float, fit_);
 #define GRAD_SIGMA(i) grad_sigma_[i]
 #define GRAD_BACKGROUND(i) grad_background_[i]
 #define LOSS(i) losses_[i]
+#define GEOMETRY(i) geometry_[i]
 #define TOTALS(i) totals_[i]
 
 shared vec4 con[CHUNK * CON];
 shared uvec2 entry[CHUNK];
+shared uint order[CHUNK];
 shared uint list[LIST];
 shared vec4 kept_light[KEPT * LANES];
 shared uint kept_at[KEPT];
@@ -85,6 +89,19 @@ shared uint kept_at[KEPT];
 #define RSQRT inversesqrt
 #define EXP2 exp2
 #define RECIPROCAL(x) (1.0 / (x))
+
+// Without a fused multiplication, by halves of 12 bits (Dekker 1971).
+vec2 two_product(float a, float b) {
+    precise float ca = a * 4097.0;
+    precise float ah = ca - (ca - a);
+    precise float al = a - ah;
+    precise float cb = b * 4097.0;
+    precise float bh = cb - (cb - b);
+    precise float bl = b - bh;
+    precise float p = a * b;
+    precise float e = ((ah * bh - p) + ah * bl + al * bh) + al * bl;
+    return vec2(p, e);
+}
 
 #define TEAM_SYNC barrier()
 #define TEAM_BEFORE subgroupExclusiveAdd

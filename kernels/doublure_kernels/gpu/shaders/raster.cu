@@ -30,6 +30,11 @@ FN float approximate_reciprocal(float v) {
     return r;
 }
 
+FN vec2 two_product(float a, float b) {
+    float p = __fmul_rn(a, b);
+    return vec2(p, fmaf(a, b, -p));
+}
+
 constexpr uint ALL = 0xffffffffu;
 
 FN float add_all(float v) {
@@ -63,11 +68,12 @@ FN uint add_before(uint v) {
 struct Kernel {
     const Args &args;
     const Settings &set;
-    vec4 *con;
-    uvec2 *entry;
-    uint *list;
-    vec4 *kept_light;
-    uint *kept_at;
+    vec4 *con = nullptr;
+    uvec2 *entry = nullptr;
+    uint *order = nullptr;
+    uint *list = nullptr;
+    vec4 *kept_light = nullptr;
+    uint *kept_at = nullptr;
 
     // Each exchange halves how many sums a lane goes on with: 12 over 16 lanes, and those of the other
     // half at last; 14 exchanges instead of 60.
@@ -100,26 +106,27 @@ struct Kernel {
 };
 
 extern "C" __global__ void __launch_bounds__(LANES) setup(const __grid_constant__ Args args) {
-    Kernel k{args, args.settings, nullptr, nullptr, nullptr, nullptr, nullptr};
+    Kernel k{args, args.settings};
     k.setup_main((blockIdx.y * gridDim.x + blockIdx.x) * uint(LANES) + threadIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(LANES) scan(const __grid_constant__ Args args) {
-    Kernel k{args, args.settings, nullptr, nullptr, nullptr, nullptr, nullptr};
+    Kernel k{args, args.settings};
     k.scan_main(threadIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(LANES, 16) draw(const __grid_constant__ Args args) {
     __shared__ vec4 con[CHUNK * CON];
     __shared__ uvec2 entry[CHUNK];
+    __shared__ uint order[CHUNK];
     __shared__ uint list[LIST];
     __shared__ vec4 kept_light[KEPT * LANES];
     __shared__ uint kept_at[KEPT];
-    Kernel k{args, args.settings, con, entry, list, kept_light, kept_at};
+    Kernel k{args, args.settings, con, entry, order, list, kept_light, kept_at};
     k.draw_main(threadIdx.x, uvec2(blockIdx.x, blockIdx.y), blockIdx.z);
 }
 
 extern "C" __global__ void __launch_bounds__(LANES) reduce(const __grid_constant__ Args args) {
-    Kernel k{args, args.settings, nullptr, nullptr, nullptr, nullptr, nullptr};
+    Kernel k{args, args.settings};
     k.reduce_main(threadIdx.x, blockIdx.y * gridDim.x + blockIdx.x);
 }

@@ -43,18 +43,6 @@ FN vec2 two_sum(float a, float b) {
     return vec2(s, e);
 }
 
-FN vec2 two_product(float a, float b) {
-    EXACT float ca = a * 4097.0f;
-    EXACT float ah = ca - (ca - a);
-    EXACT float al = a - ah;
-    EXACT float cb = b * 4097.0f;
-    EXACT float bh = cb - (cb - b);
-    EXACT float bl = b - bh;
-    EXACT float p = PRODUCT(a, b);
-    EXACT float e = ((PRODUCT(ah, bh) - p) + PRODUCT(ah, bl) + PRODUCT(al, bh)) + PRODUCT(al, bl);
-    return vec2(p, e);
-}
-
 FN vec2 add2(vec2 a, vec2 b) {
     vec2 s = two_sum(a.x, b.x);
     EXACT float e = s.y + (a.y + b.y);
@@ -115,6 +103,77 @@ FN uvec2 tiles_between(float low, float high, int size, int tile, uint first, ui
     return a <= b ? uvec2(uint(a), uint(b)) : uvec2(1u, 0u);
 }
 
+// What does not depend on the tile, GEO vec4 a triangle; positions in pixels of the image:
+// 0-2  of each edge: S high and low, a high and low: signed distance to its line at the first pixel,
+//      and its growth along x
+// 3-5  of each edge: b high and low: growth along y; tangent x and y, times a pixel
+// 6-8  of each vertex: x high and low, y high and low
+// 9    1/length of each edge, 0 where it is a point; least distance that is inside
+// 10   opacity, red, green, blue
+// 11   1 or -1 for the winding; least distance² that has a direction; reach; scale
+// 12   the box padded by 6 sigma: left, right, top, bottom
+
+FN vec2 in_pixels(float v, float size) {
+    return add2(two_product(v, size), vec2(-0.5f, 0.0f));
+}
+
+FN void put_geo(uint index, float w, float h) {
+    uint at = index * uint(GEO);
+    float sigma = sigma_of(index);
+    float scale = scale_of(sigma);
+    float alpha = opacity(index);
+    vec2 vx[3], vy[3], ex[3], ey[3];
+    UNROLL for (int k = 0; k < 3; k++) {
+        vx[k] = in_pixels(coordinate(index, 2 * k), w);
+        vy[k] = in_pixels(coordinate(index, 2 * k + 1), h);
+        GEOMETRY(at + 6u + uint(k)) = vec4(vx[k].x, vx[k].y, vy[k].x, vy[k].y);
+    }
+    UNROLL for (int k = 0; k < 3; k++) {
+        int n = k == 2 ? 0 : k + 1;
+        ex[k] = add2(vx[n], negative(vx[k]));
+        ey[k] = add2(vy[n], negative(vy[k]));
+    }
+    // e0 x (v2 - v0), and v2 - v0 = -e2.
+    vec2 area = add2(product2(ey[0], ex[2]), negative(product2(ex[0], ey[2])));
+    bool flat_ = area.x == 0.0f;
+    float turn = area.x < 0.0f ? -1.0f : 1.0f;
+    vec4 inverse = vec4(0.0f, 0.0f, 0.0f, flat_ ? 1e30f : 0.0f);
+    UNROLL for (int k = 0; k < 3; k++) {
+        vec2 dx = ex[k], dy = ey[k];
+        float lx = dx.x / w, ly = dy.x / h;
+        float big = max(abs(lx), abs(ly));
+        float norm = big > 0.0f ? big * sqrt((lx / big) * (lx / big) + (ly / big) * (ly / big)) : 0.0f;
+        bool point = !(norm > 1e-18f);
+        if (point) {  // it has no direction: along the axes its distance comes out right
+            dx = vec2(w, 0.0f);
+            dy = vec2(0.0f, 0.0f);
+            norm = 1.0f;
+        }
+        float unit = scale / norm;
+        vec2 f = vec2(turn * unit / w / h, 0.0f);
+        vec2 s = product2(add2(product2(dy, vx[k]), negative(product2(dx, vy[k]))), f);
+        vec2 a = product2(negative(dy), f), b = product2(dx, f);
+        GEOMETRY(at + uint(k)) = vec4(s.x, s.y, a.x, a.y);
+        GEOMETRY(at + 3u + uint(k)) = vec4(b.x, b.y, dx.x / w * unit / w, dy.x / h * unit / h);
+        float over = point ? 0.0f : min(1.0f / (norm * scale), 1e30f);
+        if (k == 0) inverse.x = over;
+        if (k == 1) inverse.y = over;
+        if (k == 2) inverse.z = over;
+    }
+    GEOMETRY(at + 9u) = inverse;
+    GEOMETRY(at + 10u) =
+        vec4(alpha, PARAM(index * 10u + 6u), PARAM(index * 10u + 7u), PARAM(index * 10u + 8u));
+    float least = 1e-9f * scale;
+    GEOMETRY(at + 11u) = vec4(turn, max(least * least, 1e-36f), reach_of(alpha), scale);
+    if (BBOX6 != 0) {
+        float px = 6.0f * sigma * w, py = 6.0f * sigma * h;
+        GEOMETRY(at + 12u) = vec4(min(min(vx[0].x, vx[1].x), vx[2].x) - px,
+                                  max(max(vx[0].x, vx[1].x), vx[2].x) + px,
+                                  min(min(vy[0].x, vy[1].x), vy[2].x) - py,
+                                  max(max(vy[0].x, vy[1].x), vy[2].x) + py);
+    }
+}
+
 FN void setup_main(uint thread) {
     if (thread >= set.items * set.triangles) return;
     uint item = thread / set.triangles;
@@ -140,6 +199,7 @@ FN void setup_main(uint thread) {
         }
     }
     uint count = (across.y + 1u - across.x) * (down.y + 1u - down.x);
+    if (count > 0u) put_geo(thread, float(set.width), float(set.height));
     if (count == 0u) { across = uvec2(1u, 0u); down = uvec2(1u, 0u); }
     BOUNDS(thread) = uvec4(across.x | (across.y << 16), down.x | (down.y << 16), count,
                            thread * set.slots);
@@ -163,65 +223,39 @@ FN void scan_main(uint lane) {
 
 // --- a triangle in a tile -----------------------------------------------------------------------
 
-// Constants of an entry of the chunk, CON vec4:
-// 0-2  of each edge: S high and low, a high and low: distance to its line, growth along x
-// 3-5  of each edge: b high and low: growth along y; tangent x and y, times a pixel
-// 6-8  of each vertex: x high and low, y high and low, in pixels of the tile
-// 9    1/length of each edge; least distance that is inside
-// 10   opacity, red, green, blue
-// 11   1 or -1 for the winding; least distance² that has a direction; 1 where it covers all; -
-// 12   the padded box: left, right, top, bottom, in pixels of the tile
+// Constants of an entry of the chunk, CON vec4: as in GEO, but from the tile's first pixel on, the first
+// parts of S, a and b on one grid; and in 11, instead of the reach, 1 where it covers all.
 
-FN vec2 in_tile(float v, float size, float origin) {
-    vec2 p = two_product(v, size);
-    return add2(p, vec2(-(origin + 0.5f), 0.0f));
+FN vec2 from_origin(float high, float low, float origin) {
+    vec2 v = two_sum(high, -origin);
+    return two_sum(v.x, v.y + low);
 }
 
 // Work out an entry's constants; false where it covers nothing of the tile.
-FN bool constants(uint index, float x0, float y0, INOUT_ARRAY(vec4, c, 13)) {
-    float w = float(set.width), h = float(set.height);
-    float sigma = sigma_of(index);
-    float scale = scale_of(sigma);
-    float alpha = opacity(index);
-    float reach = reach_of(alpha);
-    vec2 vx[3], vy[3];
-    UNROLL for (int k = 0; k < 3; k++) {
-        vx[k] = in_tile(coordinate(index, 2 * k), w, x0);
-        vy[k] = in_tile(coordinate(index, 2 * k + 1), h, y0);
-        c[6 + k] = vec4(vx[k].x, vx[k].y, vy[k].x, vy[k].y);
-    }
-    vec2 ex[3], ey[3];
-    UNROLL for (int k = 0; k < 3; k++) {
-        int n = k == 2 ? 0 : k + 1;
-        ex[k] = add2(vx[n], negative(vx[k]));
-        ey[k] = add2(vy[n], negative(vy[k]));
-    }
-    // e0 x (v2 - v0), and v2 - v0 = -e2.
-    vec2 area = add2(product2(ey[0], ex[2]), negative(product2(ex[0], ey[2])));
-    bool flat_ = area.x == 0.0f;
-    float turn = area.x < 0.0f ? -1.0f : 1.0f;
-
+FN bool constants(uint index, float x0, float y0, uint to) {
+    uint at = index * uint(GEO);
     float right = float(TILE_W - 1), bottom = float(TILE_H - 1);
+    float mx = 0.5f * right, my = 0.5f * bottom;
+    vec4 inverse = GEOMETRY(at + 9u), other = GEOMETRY(at + 11u);
+    float reach = other.z;
+    bool flat_ = inverse.w != 0.0f;
     bool keep = true, full = !flat_;
-    float middle_least = 1e30f, middle_nearest = 1e30f;
-    vec4 inverse = vec4(0.0f, 0.0f, 0.0f, flat_ ? 1e30f : 0.0f);
+    float middle_x[3], middle_y[3], middle_least = 1e30f, middle_nearest = 1e30f;
+    UNROLL for (int k = 0; k < 3; k++) {
+        vec4 v = GEOMETRY(at + 6u + uint(k));
+        vec2 x = from_origin(v.x, v.y, x0), y = from_origin(v.z, v.w, y0);
+        con[to + 6u + uint(k)] = vec4(x.x, x.y, y.x, y.y);
+        middle_x[k] = mx - x.x;
+        middle_y[k] = my - y.x;
+    }
     UNROLL for (int k = 0; k < 3; k++) {
         int n = k == 2 ? 0 : k + 1;
-        float lx = ex[k].x / w, ly = ey[k].x / h;
-        float big = max(abs(lx), abs(ly));
-        float norm = big > 0.0f ? big * sqrt((lx / big) * (lx / big) + (ly / big) * (ly / big)) : 0.0f;
-        bool point = !(norm > 1e-18f);
-        vec2 dx = ex[k], dy = ey[k];
-        if (point) {  // it has no direction: along the axes its distance comes out right
-            dx = vec2(w, 0.0f);
-            dy = vec2(0.0f, 0.0f);
-            norm = 1.0f;
-        }
-        float unit = scale / norm;
-        float factor = turn * unit / w / h;
-        vec2 f = vec2(factor, 0.0f);
-        vec2 s = product2(add2(product2(dy, vx[k]), negative(product2(dx, vy[k]))), f);
-        vec2 a = product2(negative(dy), f), b = product2(dx, f);
+        vec4 c = GEOMETRY(at + uint(k)), d = GEOMETRY(at + 3u + uint(k));
+        vec2 a = vec2(c.z, c.w), b = vec2(d.x, d.y);
+        vec2 ax = two_product(a.x, x0), by = two_product(b.x, y0);
+        ax.y = FMA(a.y, x0, ax.y);
+        by.y = FMA(b.y, y0, by.y);
+        vec2 s = add2(vec2(c.x, c.y), add2(ax, by));
         if (!(abs(s.x) < 1e15f)) s = vec2(limit(s.x, 1e15f), 0.0f);
         // First parts on one grid, coarse enough that s + i a + j b is exact.
         float most = max(abs(s.x), max(abs(a.x) * float(TILE_W), abs(b.x) * float(TILE_H)));
@@ -232,48 +266,38 @@ FN bool constants(uint index, float x0, float y0, INOUT_ARRAY(vec4, c, 13)) {
         EXACT float sl = (s.x - sh) + s.y;
         EXACT float al = (a.x - ah) + a.y;
         EXACT float bl = (b.x - bh) + b.y;
-        c[k] = vec4(sh, sl, ah, al);
-        float tx = dx.x / w * unit / w, ty = dy.x / h * unit / h;
-        c[3 + k] = vec4(bh, bl, tx, ty);
-        float length = point ? 0.0f : norm * scale;
-        float over = length > 0.0f ? min(1.0f / length, 1e30f) : 0.0f;
-        if (k == 0) inverse.x = over;
-        if (k == 1) inverse.y = over;
-        if (k == 2) inverse.z = over;
+        con[to + uint(k)] = vec4(sh, sl, ah, al);
+        con[to + 3u + uint(k)] = vec4(bh, bl, d.z, d.w);
 
         float grow = abs(a.x) * right, fall = abs(b.x) * bottom;
         float here = s.x + 0.5f * (a.x * right + b.x * bottom);
         float spread = 0.5f * (grow + fall);
         float slack = 1e-5f * (abs(s.x) + grow + fall) + 1e-3f;
+        bool point = (k == 0 ? inverse.x : (k == 1 ? inverse.y : inverse.z)) == 0.0f;
         if (!point && here + spread < -reach - slack) keep = false;
         if (!(here - spread > (COMPACT != 0 ? COMPACT_RADIUS : FULL) + slack)) full = false;
         // The tile's middle: how far it is from the triangle.
-        float mx = 0.5f * right, my = 0.5f * bottom;
-        float la = tx * (mx - vx[k].x) + ty * (my - vy[k].x);
-        float lb = tx * (mx - vx[n].x) + ty * (my - vy[n].x);
+        float la = d.z * middle_x[k] + d.w * middle_y[k];
+        float lb = d.z * middle_x[n] + d.w * middle_y[n];
         float beyond = min(la, 0.0f) + max(lb, 0.0f);
         middle_least = min(middle_least, here);
         middle_nearest = min(middle_nearest, beyond * beyond + here * here);
     }
     if (flat_ || middle_least < 0.0f) {
-        float rx = 0.5f * right / w, ry = 0.5f * bottom / h;
-        float away = sqrt(middle_nearest), radius = scale * sqrt(rx * rx + ry * ry);
+        float rx = mx / float(set.width), ry = my / float(set.height);
+        float away = sqrt(middle_nearest), radius = other.w * sqrt(rx * rx + ry * ry);
         if (away - radius > reach + 1e-4f * (away + radius) + 1e-3f) keep = false;
     }
-    c[9] = inverse;
-    c[10] = vec4(alpha, PARAM(index * 10u + 6u), PARAM(index * 10u + 7u), PARAM(index * 10u + 8u));
-    float least = 1e-9f * scale;
-    c[11] = vec4(turn, max(least * least, 1e-36f), full ? 1.0f : 0.0f, 0.0f);
     if (BBOX6 != 0) {
-        float px = 6.0f * sigma * w, py = 6.0f * sigma * h;
-        float left = min(min(vx[0].x, vx[1].x), vx[2].x) - px;
-        float last = max(max(vx[0].x, vx[1].x), vx[2].x) + px;
-        float top = min(min(vy[0].x, vy[1].x), vy[2].x) - py;
-        float low = max(max(vy[0].x, vy[1].x), vy[2].x) + py;
-        c[12] = vec4(left, last, top, low);
-        if (last < 0.0f || left > right || low < 0.0f || top > bottom) keep = false;
-        if (left > 0.0f || last < right || top > 0.0f || low < bottom) c[11].z = 0.0f;
+        vec4 b = GEOMETRY(at + 12u);
+        b = vec4(b.x - x0, b.y - x0, b.z - y0, b.w - y0);
+        con[to + 12u] = b;
+        if (b.y < 0.0f || b.x > right || b.w < 0.0f || b.z > bottom) keep = false;
+        if (b.x > 0.0f || b.y < right || b.z > 0.0f || b.w < bottom) full = false;
     }
+    con[to + 9u] = inverse;
+    con[to + 10u] = GEOMETRY(at + 10u);
+    con[to + 11u] = vec4(other.x, other.y, full ? 1.0f : 0.0f, other.w);
     return keep;
 }
 
@@ -302,33 +326,31 @@ FN uint append(uint lane, uint item, uvec2 tile, int from, int step, uint listed
     return listed + TEAM_COUNT(there);
 }
 
-// The constants of up to CHUNK listed triangles, `first` and on in steps of `step`; `number` is what
-// the first is among all candidates, counted from the front. Returns how many cover something.
-FN uint prepare(uint lane, uint item, uvec2 tile, float x0, float y0, uint first, int step, uint count,
-                uint number, bool last) {
-    vec4 c[13];
+// The constants of `count` listed triangles, up to CHUNK, `first` and on; `number` is what the first is
+// among all candidates, counted from the front, and `step` how that goes on. `order` then has those
+// that cover something; returns how many.
+FN uint prepare(uint lane, uint item, uvec2 tile, float x0, float y0, uint first, uint count, uint number,
+                int step) {
+    TEAM_SYNC;  // nobody reads the chunk before any more
     bool keep = false;
-    uint t = 0u;
     if (lane < count) {
-        t = list[uint(int(first) + step * int(lane))];
+        uint t = list[first + lane];
         uint index = item * set.triangles + t;
-        keep = constants(index, x0, y0, c);
+        keep = constants(index, x0, y0, lane * uint(CON));
+        entry[lane] = uvec2(t, uint(int(number) + step * int(lane)));
         uint slot;
-        if (last && !keep && meets(index, tile, slot)) nothing(slot);
+        if (MODE != FORWARD && !keep && meets(index, tile, slot)) nothing(slot);
     }
     uint place = TEAM_RANK(keep);
-    TEAM_SYNC;  // nobody reads the chunk before any more
-    if (keep) {
-        UNROLL for (int i = 0; i < CON; i++) con[place * uint(CON) + uint(i)] = c[i];
-        entry[place] = uvec2(t, uint(int(number) + (last ? -int(lane) : int(lane))));
-    }
+    if (keep) order[place] = lane;
     TEAM_SYNC;
     return TEAM_COUNT(keep);
 }
 
 // --- its pixels ---------------------------------------------------------------------------------
 
-// Of an entry: what a lane's four pixels share.
+// Of an entry: what a lane's four pixels share. Where a pixel is not large against sigma (FINE), sums
+// stay sums up to the pixel; else they are rounded where the lane's pixels begin.
 struct Row {
     float base[3], rest[3], ah[3], al[3];  // distance to a line, as a sum; its growth
     float tx[3], along_a[3], along_b[3];   // distance along an edge from its ends
@@ -336,24 +358,28 @@ struct Row {
 };
 
 FN void start_row(uint at, float x, float y, OUT(Row) r) {
-    float ry[3], ty[3];
+    float dx[3], dy[3], ty[3];
     UNROLL for (int k = 0; k < 3; k++) {
         vec4 c = con[at + uint(k)], d = con[at + uint(3 + k)], v = con[at + uint(6 + k)];
         EXACT float base = FMA(y, d.x, FMA(x, c.z, c.x));
-        r.base[k] = base;
-        r.rest[k] = FMA(y, d.y, FMA(x, c.w, c.y));
-        r.ah[k] = c.z;
+        float rest = FMA(y, d.y, FMA(x, c.w, c.y));
+        EXACT float xk = (x - v.x) - v.y;
+        EXACT float yk = (y - v.z) - v.w;
+        dx[k] = xk;
+        dy[k] = yk;
+        r.base[k] = FINE != 0 ? base : base + rest;
+        r.rest[k] = rest;
+        r.ah[k] = FINE != 0 ? c.z : c.z + c.w;
         r.al[k] = c.w;
         r.tx[k] = d.z;
+        ty[k] = d.w;
         r.vh[k] = v.x;
         r.vl[k] = v.y;
-        EXACT float dy = (y - v.z) - v.w;
-        ry[k] = dy;
-        ty[k] = d.w;
     }
     UNROLL for (int k = 0; k < 3; k++) {
-        r.along_a[k] = ty[k] * ry[k];
-        r.along_b[k] = ty[k] * ry[k == 2 ? 0 : k + 1];
+        int n = k == 2 ? 0 : k + 1;
+        r.along_a[k] = FINE != 0 ? ty[k] * dy[k] : FMA(r.tx[k], dx[k], ty[k] * dy[k]);
+        r.along_b[k] = FINE != 0 ? ty[k] * dy[n] : FMA(r.tx[k], dx[n], ty[k] * dy[n]);
     }
 }
 
@@ -367,10 +393,11 @@ FN void measure(Row r, float x, float i, OUT(Near) n) {
     float dx[3];
     UNROLL for (int k = 0; k < 3; k++) {
         EXACT float d = ((x + i) - r.vh[k]) - r.vl[k];
-        dx[k] = d;
+        dx[k] = FINE != 0 ? d : i;
     }
     UNROLL for (int k = 0; k < 3; k++) {
-        EXACT float s = FMA(i, r.ah[k], r.base[k]) + FMA(i, r.al[k], r.rest[k]);
+        EXACT float fine = FMA(i, r.ah[k], r.base[k]) + FMA(i, r.al[k], r.rest[k]);
+        float s = FINE != 0 ? fine : FMA(i, r.ah[k], r.base[k]);
         float la = FMA(r.tx[k], dx[k], r.along_a[k]);
         float lb = FMA(r.tx[k], dx[k == 2 ? 0 : k + 1], r.along_b[k]);
         float beyond = min(la, 0.0f) + max(lb, 0.0f);
@@ -431,6 +458,7 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
     }
     uint spacing = uint(CHUNK), kept = 0u;
     uint number = 0u;         // candidates so far
+    uint found = 0u;          // of the last chunk, those that cover something
     uint listed = 0u, taken = 0u;
     uint blocks = 0u;         // how often the list was filled
     int next = triangles - 1; // the next triangle to be looked at
@@ -486,9 +514,9 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
             }
         }
         uint count = min(listed - taken, uint(CHUNK));
-        uint found = prepare(lane, item, tile, x0, y0, taken, 1, count, number, false);
-        for (uint e = 0u; e < found; e++) {
-            uint at = e * uint(CON);
+        found = prepare(lane, item, tile, x0, y0, taken, count, number, 1);
+        for (uint i = 0u; i < found; i++) {
+            uint e = order[i], at = e * uint(CON);
             vec4 look = con[at + 10u];
             float inside_from = con[at + 9u].w;
             bool full = con[at + 11u].z != 0.0f;
@@ -610,8 +638,9 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
     bool again = blocks > 1u;
     uint position = 0u, there = again ? 0u : taken;
     int up = last;
+    const uint all = number;
     while (number > 0u) {
-        if (position == there) {
+        if (again && position == there) {
             TEAM_SYNC;
             position = there = 0u;
             while (up < triangles && there + uint(LANES) <= uint(LIST)) {
@@ -621,13 +650,16 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
             TEAM_SYNC;
             if (there == 0u) continue;
         }
-        // Chunks end where they began on the way down, so that sums start anew at the same places.
         uint count = min(there - position, uint(CHUNK));
-        if (!again && (there - position) % uint(CHUNK) != 0u) count = (there - position) % uint(CHUNK);
-        uint first = again ? position : there - 1u - position;
-        uint found = prepare(lane, item, tile, x0, y0, first, again ? 1 : -1, count, number - 1u, true);
-        for (uint e = 0u; e < found; e++) {
-            uint at = e * uint(CON);
+        if (again) {
+            found = prepare(lane, item, tile, x0, y0, position, count, number - 1u, -1);
+        } else {  // the chunks that there were, backwards; the last is still there
+            if (there % uint(CHUNK) != 0u) count = there % uint(CHUNK);
+            there -= count;
+            if (number < all) found = prepare(lane, item, tile, x0, y0, there, count, there, 1);
+        }
+        for (uint i = 0u; i < found; i++) {
+            uint e = order[again ? i : found - 1u - i], at = e * uint(CON);
             int serial = int(entry[e].y);
             while (kept > 0u) {
                 if (int(kept_at[kept - 1u]) <= serial) break;
@@ -720,7 +752,7 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
             meets(item * set.triangles + entry[e].x, tile, slot);
             STORE_SUMS(lane, slot, sums);
         }
-        position += count;
+        if (again) position += count;
         number -= count;
     }
 }
