@@ -87,6 +87,8 @@ shared uint kept_at[KEPT];
 // t (1 - w), exact to its own last bit: a multiplication may not be fused with what follows.
 #define REST(t, w) ((w) < 0.5 ? (t) - (w) * (t) : (t) * (1.0 - (w)))
 #define RSQRT inversesqrt
+#define SQRT sqrt
+#define SATURATE(x) clamp(x, 0.0, 1.0)
 #define EXP2 exp2
 #define RECIPROCAL(x) (1.0 / (x))
 

@@ -9,12 +9,20 @@
 #define FMA fmaf
 #define REST(t, w) fmaf(-(w), t, t)  // t (1 - w), exact to its own last bit
 #define RSQRT approximate_rsqrt
+#define SQRT approximate_sqrt
+#define SATURATE __saturatef
 #define EXP2 approximate_exp2
 #define RECIPROCAL approximate_reciprocal
 
 FN float approximate_rsqrt(float v) {
     float r;
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+
+FN float approximate_sqrt(float v) {
+    float r;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
     return r;
 }
 
@@ -75,8 +83,9 @@ struct Kernel {
     vec4 *kept_light = nullptr;
     uint *kept_at = nullptr;
 
-    // Each exchange halves how many sums a lane goes on with: 12 over 16 lanes, and those of the other
-    // half at last; 14 exchanges instead of 60.
+    // Each exchange with a lane far off halves how many sums both go on with, from 12 to 6, 3, 2, 1: 13
+    // exchanges instead of 60. Sums 0-2, 3-5, 6-8 and 9-11 end up in lanes 0, 8, 16, 24 and on, the
+    // first two of three in the first two, the third in the third.
     FN void store_sums(uint lane, uint slot, float (&s)[12]) {
         bool upper = (lane & 16u) != 0u;
         float a[6];
@@ -90,15 +99,17 @@ struct Kernel {
             float mine = upper ? a[3 + j] : a[j], theirs = upper ? a[j] : a[3 + j];
             b[j] = mine + __shfl_xor_sync(ALL, theirs, 8);
         }
-        _Pragma("unroll") for (int j = 0; j < 3; j++) b[j] += __shfl_xor_sync(ALL, b[j], 4);
-        _Pragma("unroll") for (int j = 0; j < 3; j++) b[j] += __shfl_xor_sync(ALL, b[j], 2);
-        _Pragma("unroll") for (int j = 0; j < 3; j++) b[j] += __shfl_xor_sync(ALL, b[j], 1);
-        // Lanes of bits 16 and 8: sums 0-2, 3-5, 6-8, 9-11.
-        uint k = lane & 7u;
-        if (k < 3u) {
-            float v = k == 0u ? b[0] : (k == 1u ? b[1] : b[2]);
-            uint which = (lane >> 3) * 3u + k;
-            ((float *)args.partials)[slot * 12u + which] = v;
+        upper = (lane & 4u) != 0u;
+        float c0 = (upper ? b[2] : b[0]) + __shfl_xor_sync(ALL, upper ? b[0] : b[2], 4);
+        float c1 = b[1] + __shfl_xor_sync(ALL, b[1], 4);
+        // Lanes without bit 4 go on with sums 0 and 1, those with it with sum 2.
+        bool second = (lane & 2u) != 0u && !upper;
+        float d = second ? c1 : c0, other = (lane & 2u) != 0u || upper ? c0 : c1;
+        d += __shfl_xor_sync(ALL, other, 2);
+        d += __shfl_xor_sync(ALL, d, 1);
+        if ((lane & 1u) == 0u && (lane & 6u) != 6u) {
+            uint which = (lane >> 3) * 3u + ((lane & 4u) != 0u ? 2u : (lane & 2u) >> 1);
+            ((float *)args.partials)[slot * 12u + which] = d;
         }
     }
 

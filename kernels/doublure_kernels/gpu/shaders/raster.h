@@ -30,6 +30,7 @@ CONSTANT float FULL = 25.3f;          // beyond 17.5 sigmas coverage is 1 to the
 CONSTANT float FAR = 1e9f;            // coordinates are cut here
 CONSTANT float STEEPEST = 1e8f;       // 1/sigma, likewise
 CONSTANT int GROUP = 32;
+CONSTANT int BATCH = LANES > 64 ? 2 : 4;
 CONSTANT float CLOSED = 1e-12f;       // of the light, less is none
 
 // --- arithmetic ---------------------------------------------------------------------------------
@@ -62,7 +63,7 @@ FN bool finite(float v) { return (BITS(v) & 0x7f800000u) != 0x7f800000u; }
 FN float limit(float v, float most) { return min(max(v, -most), most); }
 
 FN float smoothstep_u(float z) {
-    return min(max(0.5f + z * (1.0f / (2.0f * COMPACT_RADIUS)), 0.0f), 1.0f);
+    return SATURATE(0.5f + z * (1.0f / (2.0f * COMPACT_RADIUS)));
 }
 
 // --- a triangle ---------------------------------------------------------------------------------
@@ -315,15 +316,21 @@ FN void nothing(uint slot) {
     PARTIAL(slot * 3u) = PARTIAL(slot * 3u + 1u) = PARTIAL(slot * 3u + 2u) = vec4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
-// Append to the list those of LANES triangles, from `from` on in steps of `step`, that may touch the
-// tile; returns how many the list has then. All lanes call it.
+// Append to the list those of BATCH * LANES triangles, from `from` on in steps of `step`, that may touch
+// the tile; returns how many the list has then. All lanes call it.
 FN uint append(uint lane, uint item, uvec2 tile, int from, int step, uint listed) {
-    int t = from + step * int(lane);
-    uint slot;
-    bool there = t >= 0 && t < int(set.triangles) && meets(item * set.triangles + uint(t), tile, slot);
-    uint place = listed + TEAM_RANK(there);
-    if (there) list[place] = uint(t);
-    return listed + TEAM_COUNT(there);
+    bool there[BATCH];
+    UNROLL for (int i = 0; i < BATCH; i++) {  // all are looked up before the first is waited for
+        int t = from + step * (i * LANES + int(lane));
+        uint slot;
+        there[i] = t >= 0 && t < int(set.triangles) && meets(item * set.triangles + uint(t), tile, slot);
+    }
+    UNROLL for (int i = 0; i < BATCH; i++) {
+        uint place = listed + TEAM_RANK(there[i]);
+        if (there[i]) list[place] = uint(from + step * (i * LANES + int(lane)));
+        listed += TEAM_COUNT(there[i]);
+    }
+    return listed;
 }
 
 // The constants of `count` listed triangles, up to CHUNK, `first` and on; `number` is what the first is
@@ -409,14 +416,13 @@ FN void measure(Row r, float x, float i, OUT(Near) n) {
 }
 
 FN float covers(float m, bool inside) {
-    float d = m * RSQRT(max(m, 1e-30f));
+    float d = SQRT(m);
+    float outward = inside ? -d : d;
     if (COMPACT != 0) {
-        float u = smoothstep_u(inside ? d : -d);
+        float u = smoothstep_u(-outward);
         return u * u * (3.0f - 2.0f * u);
     }
-    float e = EXP2(-d);
-    float r = RECIPROCAL(1.0f + e);
-    return inside ? r : e * r;
+    return RECIPROCAL(1.0f + EXP2(outward));
 }
 
 FN bool boxed(uint at, float x, float y) {
@@ -476,9 +482,9 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
             if (next < 0) break;
             TEAM_SYNC;
             listed = taken = 0u;
-            while (next >= 0 && listed + uint(LANES) <= uint(LIST)) {
+            while (next >= 0 && listed + uint(BATCH * LANES) <= uint(LIST)) {
                 listed = append(lane, item, tile, next, -1, listed);
-                next -= LANES;
+                next -= BATCH * LANES;
             }
             TEAM_SYNC;
             blocks += 1u;
@@ -639,13 +645,14 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
     uint position = 0u, there = again ? 0u : taken;
     int up = last;
     const uint all = number;
+    int right_at = kept > 0u ? int(kept_at[kept - 1u]) : 0;
     while (number > 0u) {
         if (again && position == there) {
             TEAM_SYNC;
             position = there = 0u;
-            while (up < triangles && there + uint(LANES) <= uint(LIST)) {
+            while (up < triangles && there + uint(BATCH * LANES) <= uint(LIST)) {
                 there = append(lane, item, tile, up, 1, there);
-                up += LANES;
+                up += BATCH * LANES;
             }
             TEAM_SYNC;
             if (there == 0u) continue;
@@ -661,14 +668,14 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
         for (uint i = 0u; i < found; i++) {
             uint e = order[again ? i : found - 1u - i], at = e * uint(CON);
             int serial = int(entry[e].y);
-            while (kept > 0u) {
-                if (int(kept_at[kept - 1u]) <= serial) break;
+            while (right_at > serial) {
                 kept -= 1u;
                 vec4 l = kept_light[kept * uint(LANES) + lane];
                 light[0] = l.x;
                 light[1] = l.y;
                 light[2] = l.z;
                 light[3] = l.w;
+                right_at = kept > 0u ? int(kept_at[kept - 1u]) : 0;
             }
             vec4 look = con[at + 10u], inverse = con[at + 9u], other = con[at + 11u];
             bool full = other.z != 0.0f;
@@ -700,34 +707,32 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
                     float scale = third ? inverse.z : (second ? inverse.y : inverse.x);
                     float ex = (third ? row.tx[2] : (second ? row.tx[1] : row.tx[0])) * float(set.width);
                     float ey = third ? ty2 : (second ? ty1 : ty0);
-                    float part = min(max(la * scale, 0.0f), 1.0f);
+                    float part = SATURATE(la * scale);
                     b0 = third ? part : (second ? 0.0f : 1.0f - part);
                     b1 = third ? 0.0f : (second ? 1.0f - part : part);
+                    float outward = inside ? -d : d;
                     float cover;
                     if (COMPACT != 0) {
-                        float u = smoothstep_u(inside ? d : -d);
+                        float u = smoothstep_u(-outward);
                         cover = u * u * (3.0f - 2.0f * u);
                         slope = u * (1.0f - u);
-                    } else {
-                        float z = EXP2(-d);
-                        float q = RECIPROCAL(1.0f + z);
-                        float zq = z * q;
-                        cover = inside ? q : zq;
-                        slope = zq * q;
+                    } else {  // where z overflows nothing is seen
+                        float z = EXP2(outward);
+                        cover = RECIPROCAL(1.0f + z);
+                        slope = z * cover * cover;
                     }
                     w = look.x * cover;
                     bool seen = w > CULL_WEIGHT && boxed(at, x + float(p), y);
                     w = seen ? w : 0.0f;
                     slope = seen && m > other.y ? slope : 0.0f;
-                    signed_d = slope * (inside ? d : -d);
+                    signed_d = -slope * outward;
                     slope *= inside ? over : -over;
                     float turned = s * other.x;
                     ux = FMA(beyond, ex, -turned * ey);
                     uy = FMA(beyond, ey, turned * ex);
                 }
-                float gap = RECIPROCAL(max(1.0f - w, 3e-8f));
-                float t = FMA(light[p], w * gap, light[p]);
-                if (any_closed && serial == closed[p]) t = closed_light[p];
+                float t = FMA(light[p], w * RECIPROCAL(1.0f - w), light[p]);
+                if (any_closed && !(light[p] > 0.0f)) t = serial == closed[p] ? closed_light[p] : 0.0f;
                 light[p] = t;
                 float lead = FMA(gr[p], look.y, FMA(gg[p], look.z, gb[p] * look.w)) + ga[p] - below[p];
                 below[p] = FMA(w, lead, below[p]);
