@@ -32,7 +32,6 @@ constexpr int TILE_W = 4 * COLUMNS, TILE_H = LANES / COLUMNS;
 constexpr int CHUNK = LANES < 32 ? LANES : 32;
 constexpr int CON = 13, GEO = 13;  // 13, so that lanes write to different banks
 constexpr int LIST = 512;
-constexpr int CELLS = COLUMNS * ((TILE_H + 3) / 4);
 constexpr int KEPT = 8;
 
 struct Settings {

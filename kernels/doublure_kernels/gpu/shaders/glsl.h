@@ -20,7 +20,6 @@ const int TILE_W = 4 * COLUMNS, TILE_H = LANES / COLUMNS;
 const int CHUNK = LANES < 32 ? LANES : 32;
 const int CON = 13, GEO = 13;
 const int LIST = 512;
-const int CELLS = COLUMNS * ((TILE_H + 3) / 4);
 const int KEPT = LANES > 64 ? 2 : (LANES > 32 ? 4 : 8);
 
 layout(push_constant) uniform Push {
@@ -67,7 +66,7 @@ STORAGE(15, vec4, geometry_);
 #define TOTALS(i) totals_[i]
 
 shared vec4 con[CHUNK * CON];
-shared uvec4 entry[CHUNK];  // triangle, number, first edge, edges
+shared uvec2 entry[CHUNK];  // slot, number
 shared uint order[CHUNK];
 shared uint list[LIST];
 shared vec4 kept_light[KEPT * LANES];

@@ -77,7 +77,7 @@ struct Kernel {
     const Args &args;
     const Settings &set;
     vec4 *con = nullptr;
-    uvec4 *entry = nullptr;
+    uvec2 *entry = nullptr;
     uint *order = nullptr;
     uint *list = nullptr;
     vec4 *kept_light = nullptr;
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(LANES) scan(const __grid_constant__
 
 extern "C" __global__ void __launch_bounds__(LANES, 16) draw(const __grid_constant__ Args args) {
     __shared__ vec4 con[CHUNK * CON];
-    __shared__ uvec4 entry[CHUNK];  // triangle, number, first edge, edges
+    __shared__ uvec2 entry[CHUNK];  // slot, number
     __shared__ uint order[CHUNK];
     __shared__ uint list[LIST];
     __shared__ vec4 kept_light[KEPT * LANES];

@@ -111,7 +111,8 @@ FN uvec2 tiles_between(float low, float high, int size, int tile, uint first, ui
 // 6-8  of each vertex: x high and low, y high and low
 // 9    1/length of each edge, 0 where it is a point; least distance that is inside
 // 10   opacity, red, green, blue
-// 11   1 or -1 for the winding; least distance² that has a direction; reach; scale
+// 11   1, or -1 where the last two vertices changed places, so that the inside is left of all edges;
+//      least distance² that has a direction; reach; scale
 // 12   the box padded by 6 sigma: left, right, top, bottom
 
 FN vec2 in_pixels(float v, float size) {
@@ -127,17 +128,24 @@ FN void put_geo(uint index, float w, float h) {
     UNROLL for (int k = 0; k < 3; k++) {
         vx[k] = in_pixels(coordinate(index, 2 * k), w);
         vy[k] = in_pixels(coordinate(index, 2 * k + 1), h);
-        GEOMETRY(at + 6u + uint(k)) = vec4(vx[k].x, vx[k].y, vy[k].x, vy[k].y);
+    }
+    vec2 ux = add2(vx[1], negative(vx[0])), uy = add2(vy[1], negative(vy[0]));
+    vec2 wx = add2(vx[2], negative(vx[0])), wy = add2(vy[2], negative(vy[0]));
+    vec2 area = add2(product2(ux, wy), negative(product2(uy, wx)));
+    bool flat_ = area.x == 0.0f, changed = area.x < 0.0f;
+    if (changed) {
+        vec2 x = vx[1], y = vy[1];
+        vx[1] = vx[2];
+        vy[1] = vy[2];
+        vx[2] = x;
+        vy[2] = y;
     }
     UNROLL for (int k = 0; k < 3; k++) {
         int n = k == 2 ? 0 : k + 1;
         ex[k] = add2(vx[n], negative(vx[k]));
         ey[k] = add2(vy[n], negative(vy[k]));
+        GEOMETRY(at + 6u + uint(k)) = vec4(vx[k].x, vx[k].y, vy[k].x, vy[k].y);
     }
-    // e0 x (v2 - v0), and v2 - v0 = -e2.
-    vec2 area = add2(product2(ey[0], ex[2]), negative(product2(ex[0], ey[2])));
-    bool flat_ = area.x == 0.0f;
-    float turn = area.x < 0.0f ? -1.0f : 1.0f;
     vec4 inverse = vec4(0.0f, 0.0f, 0.0f, flat_ ? 1e30f : 0.0f);
     UNROLL for (int k = 0; k < 3; k++) {
         vec2 dx = ex[k], dy = ey[k];
@@ -151,7 +159,7 @@ FN void put_geo(uint index, float w, float h) {
             norm = 1.0f;
         }
         float unit = scale / norm;
-        vec2 f = vec2(turn * unit / w / h, 0.0f);
+        vec2 f = vec2(unit / w / h, 0.0f);
         vec2 s = product2(add2(product2(dy, vx[k]), negative(product2(dx, vy[k]))), f);
         vec2 a = product2(negative(dy), f), b = product2(dx, f);
         GEOMETRY(at + uint(k)) = vec4(s.x, s.y, a.x, a.y);
@@ -165,7 +173,7 @@ FN void put_geo(uint index, float w, float h) {
     GEOMETRY(at + 10u) =
         vec4(alpha, PARAM(index * 10u + 6u), PARAM(index * 10u + 7u), PARAM(index * 10u + 8u));
     float least = 1e-9f * scale;
-    GEOMETRY(at + 11u) = vec4(turn, max(least * least, 1e-36f), reach_of(alpha), scale);
+    GEOMETRY(at + 11u) = vec4(changed ? -1.0f : 1.0f, max(least * least, 1e-36f), reach_of(alpha), scale);
     if (BBOX6 != 0) {
         float px = 6.0f * sigma * w, py = 6.0f * sigma * h;
         GEOMETRY(at + 12u) = vec4(min(min(vx[0].x, vx[1].x), vx[2].x) - px,
@@ -225,39 +233,38 @@ FN void scan_main(uint lane) {
 // --- a triangle in a tile -----------------------------------------------------------------------
 
 // Constants of an entry of the chunk, CON vec4: as in GEO, but from the tile's first pixel on, the first
-// parts of S, a and b on one grid.
+// parts of S, a and b on one grid; and in 11, instead of the reach, 1 where it covers all.
 
 FN vec2 from_origin(float high, float low, float origin) {
     vec2 v = two_sum(high, -origin);
     return two_sum(v.x, v.y + low);
 }
 
-// Work out an entry's constants. Returns 0 where it covers nothing of the tile; else which edges can be
-// the nearest of a pixel that feels it: 1 + the first + 4 times how many, none where all are covered.
-FN uint constants(uint index, float x0, float y0, uint to) {
+// Work out an entry's constants; false where it covers nothing of the tile.
+FN bool constants(uint index, float x0, float y0, uint to) {
     uint at = index * uint(GEO);
     float right = float(TILE_W - 1), bottom = float(TILE_H - 1);
+    float mx = 0.5f * right, my = 0.5f * bottom;
     vec4 inverse = GEOMETRY(at + 9u), other = GEOMETRY(at + 11u);
     float reach = other.z;
     bool flat_ = inverse.w != 0.0f;
     bool keep = true, full = !flat_;
-    float vx[3], vy[3];
+    float middle_x[3], middle_y[3], middle_least = 1e30f, middle_nearest = 1e30f;
     UNROLL for (int k = 0; k < 3; k++) {
         vec4 v = GEOMETRY(at + 6u + uint(k));
         vec2 x = from_origin(v.x, v.y, x0), y = from_origin(v.z, v.w, y0);
         con[to + 6u + uint(k)] = vec4(x.x, x.y, y.x, y.y);
-        vx[k] = x.x;
-        vy[k] = y.x;
+        middle_x[k] = mx - x.x;
+        middle_y[k] = my - y.x;
     }
-    float s0[3], sx[3], sy[3], a0[3], b0[3], ax[3], ay[3];
     UNROLL for (int k = 0; k < 3; k++) {
         int n = k == 2 ? 0 : k + 1;
         vec4 c = GEOMETRY(at + uint(k)), d = GEOMETRY(at + 3u + uint(k));
         vec2 a = vec2(c.z, c.w), b = vec2(d.x, d.y);
-        vec2 over = two_product(a.x, x0), down = two_product(b.x, y0);
-        over.y = FMA(a.y, x0, over.y);
-        down.y = FMA(b.y, y0, down.y);
-        vec2 s = add2(vec2(c.x, c.y), add2(over, down));
+        vec2 ax = two_product(a.x, x0), by = two_product(b.x, y0);
+        ax.y = FMA(a.y, x0, ax.y);
+        by.y = FMA(b.y, y0, by.y);
+        vec2 s = add2(vec2(c.x, c.y), add2(ax, by));
         if (!(abs(s.x) < 1e15f)) s = vec2(limit(s.x, 1e15f), 0.0f);
         // First parts on one grid, coarse enough that s + i a + j b is exact.
         float most = max(abs(s.x), max(abs(a.x) * float(TILE_W), abs(b.x) * float(TILE_H)));
@@ -278,13 +285,17 @@ FN uint constants(uint index, float x0, float y0, uint to) {
         bool point = (k == 0 ? inverse.x : (k == 1 ? inverse.y : inverse.z)) == 0.0f;
         if (!point && here + spread < -reach - slack) keep = false;
         if (!(here - spread > (COMPACT != 0 ? COMPACT_RADIUS : FULL) + slack)) full = false;
-        s0[k] = s.x;
-        sx[k] = a.x;
-        sy[k] = b.x;
-        a0[k] = -(d.z * vx[k] + d.w * vy[k]);
-        b0[k] = -(d.z * vx[n] + d.w * vy[n]);
-        ax[k] = d.z;
-        ay[k] = d.w;
+        // The tile's middle: how far it is from the triangle.
+        float la = d.z * middle_x[k] + d.w * middle_y[k];
+        float lb = d.z * middle_x[n] + d.w * middle_y[n];
+        float beyond = min(la, 0.0f) + max(lb, 0.0f);
+        middle_least = min(middle_least, here);
+        middle_nearest = min(middle_nearest, beyond * beyond + here * here);
+    }
+    if (flat_ || middle_least < 0.0f) {
+        float rx = mx / float(set.width), ry = my / float(set.height);
+        float away = sqrt(middle_nearest), radius = other.w * sqrt(rx * rx + ry * ry);
+        if (away - radius > reach + 1e-4f * (away + radius) + 1e-3f) keep = false;
     }
     if (BBOX6 != 0) {
         vec4 b = GEOMETRY(at + 12u);
@@ -295,48 +306,8 @@ FN uint constants(uint index, float x0, float y0, uint to) {
     }
     con[to + 9u] = inverse;
     con[to + 10u] = GEOMETRY(at + 10u);
-    con[to + 11u] = vec4(other.x, other.y, 0.0f, 0.0f);
-    if (full) return keep ? 1u : 0u;
-
-    // Which edges matter, looked at from the middles of cells of 4 x 4 pixels. `wanted`: an edge's inside
-    // may be the nearest; `ends`: a vertex may, for which one of its two edges will do.
-    float rx = 1.5f / float(set.width), ry = 1.5f / float(set.height);
-    float radius = other.w * sqrt(rx * rx + ry * ry) * 1.001f + 1e-3f;
-    uint wanted = 0u, ends = 0u;
-    bool seen = false;
-    for (int cell = 0; keep && cell < CELLS; cell++) {
-        float x = float(cell % COLUMNS) * 4.0f + 1.5f, y = float(cell / COLUMNS) * 4.0f + 1.5f;
-        float d[3], la[3], lb[3];
-        float least = 1e30f, inner = 1e30f;
-        UNROLL for (int k = 0; k < 3; k++) {
-            float s = FMA(x, sx[k], FMA(y, sy[k], s0[k]));
-            la[k] = FMA(x, ax[k], FMA(y, ay[k], a0[k]));
-            lb[k] = FMA(x, ax[k], FMA(y, ay[k], b0[k]));
-            float beyond = min(la[k], 0.0f) + max(lb[k], 0.0f);
-            d[k] = SQRT(FMA(beyond, beyond, s * s));
-            least = min(least, d[k]);
-            inner = min(inner, s);
-        }
-        float slack = radius + 1e-5f * least;
-        bool inside = !flat_ && inner >= 0.0f;
-        bool felt = least - slack < (inside ? (COMPACT != 0 ? COMPACT_RADIUS : FULL) : reach);
-        seen = seen || inside || felt;
-        UNROLL for (int k = 0; k < 3; k++) {
-            if (felt && d[k] <= least + 2.0f * slack) {
-                if (la[k] > -slack && lb[k] < slack) wanted |= 1u << uint(k);
-                if (la[k] < slack) ends |= 1u << uint(k);
-                if (lb[k] > -slack) ends |= 1u << uint(k == 2 ? 0 : k + 1);
-            }
-        }
-    }
-    if (!seen) return 0u;
-    UNROLL for (int k = 0; k < 3; k++) {
-        uint both = (1u << uint(k)) | (1u << uint(k == 0 ? 2 : k - 1));
-        if ((ends & (1u << uint(k))) != 0u && (wanted & both) == 0u) wanted |= 1u << uint(k);
-    }
-    if (wanted == 1u || wanted == 2u || wanted == 4u) return 5u + (wanted >> 1u);
-    if (wanted == 3u || wanted == 6u || wanted == 5u) return 9u + (wanted == 3u ? 0u : (wanted == 6u ? 1u : 2u));
-    return 13u;
+    con[to + 11u] = vec4(other.x, other.y, full ? 1.0f : 0.0f, other.w);
+    return keep;
 }
 
 // --- the chunk ----------------------------------------------------------------------------------
@@ -380,11 +351,11 @@ FN uint prepare(uint lane, uint item, uvec2 tile, float x0, float y0, uint first
     if (lane < count) {
         uint t = list[first + lane];
         uint index = item * set.triangles + t;
-        uint edges = constants(index, x0, y0, lane * uint(CON));
-        keep = edges != 0u;
-        entry[lane] = uvec4(t, uint(int(number) + step * int(lane)), (edges - 1u) & 3u, (edges - 1u) >> 2u);
+        keep = constants(index, x0, y0, lane * uint(CON));
         uint slot;
-        if (MODE != FORWARD && !keep && meets(index, tile, slot)) nothing(slot);
+        meets(index, tile, slot);
+        entry[lane] = uvec2(slot, uint(int(number) + step * int(lane)));
+        if (MODE != FORWARD && !keep) nothing(slot);
     }
     uint place = TEAM_RANK(keep);
     if (keep) order[place] = lane;
@@ -394,46 +365,37 @@ FN uint prepare(uint lane, uint item, uvec2 tile, float x0, float y0, uint first
 
 // --- its pixels ---------------------------------------------------------------------------------
 
-// Of an entry: what a lane's four pixels share. Edges are counted from the first that matters, `edges`
-// of them do; the inside is where all three lines say so. Where a pixel is not large against sigma
-// (FINE), sums stay sums up to the pixel; else they are rounded where the lane's pixels begin.
+// Of an entry: what a lane's four pixels share. Where a pixel is not large against sigma (FINE), sums
+// stay sums up to the pixel; else they are rounded where the lane's pixels begin.
 struct Row {
     float base[3], rest[3], ah[3], al[3];  // distance to a line, as a sum; its growth
     float tx[3], along_a[3], along_b[3];   // distance along an edge from its ends
     float vh[3], vl[3];
 };
 
-FN uint turn_to(uint k) { return k >= 3u ? k - 3u : k; }
-
-FN void start_row(const int edges, uint at, uint first, float x, float y, OUT(Row) r) {
+FN void start_row(uint at, float x, float y, OUT(Row) r) {
     float dx[3], dy[3], ty[3];
-    UNROLL for (int j = 0; j < 3; j++) {
-        uint k = turn_to(first + uint(j));
-        vec4 c = con[at + k], d = con[at + 3u + k];
+    UNROLL for (int k = 0; k < 3; k++) {
+        vec4 c = con[at + uint(k)], d = con[at + uint(3 + k)], v = con[at + uint(6 + k)];
         EXACT float base = FMA(y, d.x, FMA(x, c.z, c.x));
         float rest = FMA(y, d.y, FMA(x, c.w, c.y));
-        r.base[j] = FINE != 0 ? base : base + rest;
-        r.rest[j] = rest;
-        r.ah[j] = FINE != 0 ? c.z : c.z + c.w;
-        r.al[j] = c.w;
-        r.tx[j] = d.z;
-        ty[j] = d.w;
-        if (j <= edges) {
-            vec4 v = con[at + 6u + k];
-            EXACT float xk = (x - v.x) - v.y;
-            EXACT float yk = (y - v.z) - v.w;
-            dx[j] = xk;
-            dy[j] = yk;
-            r.vh[j] = v.x;
-            r.vl[j] = v.y;
-        }
+        EXACT float xk = (x - v.x) - v.y;
+        EXACT float yk = (y - v.z) - v.w;
+        dx[k] = xk;
+        dy[k] = yk;
+        r.base[k] = FINE != 0 ? base : base + rest;
+        r.rest[k] = rest;
+        r.ah[k] = FINE != 0 ? c.z : c.z + c.w;
+        r.al[k] = c.w;
+        r.tx[k] = d.z;
+        ty[k] = d.w;
+        r.vh[k] = v.x;
+        r.vl[k] = v.y;
     }
-    UNROLL for (int j = 0; j < 3; j++) {
-        if (j < edges) {
-            int n = j == 2 ? 0 : j + 1;
-            r.along_a[j] = FINE != 0 ? ty[j] * dy[j] : FMA(r.tx[j], dx[j], ty[j] * dy[j]);
-            r.along_b[j] = FINE != 0 ? ty[j] * dy[n] : FMA(r.tx[j], dx[n], ty[j] * dy[n]);
-        }
+    UNROLL for (int k = 0; k < 3; k++) {
+        int n = k == 2 ? 0 : k + 1;
+        r.along_a[k] = FINE != 0 ? ty[k] * dy[k] : FMA(r.tx[k], dx[k], ty[k] * dy[k]);
+        r.along_b[k] = FINE != 0 ? ty[k] * dy[n] : FMA(r.tx[k], dx[n], ty[k] * dy[n]);
     }
 }
 
@@ -443,23 +405,22 @@ struct Near {
     float s[3], la[3], beyond[3], m[3];
 };
 
-FN void measure(const int edges, Row r, float x, float i, OUT(Near) n) {
+FN void measure(Row r, float x, float i, OUT(Near) n) {
     float dx[3];
-    UNROLL for (int j = 0; j < 3; j++) {
-        if (j <= edges) {
-            EXACT float d = ((x + i) - r.vh[j]) - r.vl[j];
-            dx[j] = FINE != 0 ? d : i;
-        }
-        EXACT float fine = FMA(i, r.ah[j], r.base[j]) + FMA(i, r.al[j], r.rest[j]);
-        n.s[j] = FINE != 0 ? fine : FMA(i, r.ah[j], r.base[j]);
+    UNROLL for (int k = 0; k < 3; k++) {
+        EXACT float d = ((x + i) - r.vh[k]) - r.vl[k];
+        dx[k] = FINE != 0 ? d : i;
     }
-    UNROLL for (int j = 0; j < 3; j++) {
-        if (j < edges) {
-            n.la[j] = FMA(r.tx[j], dx[j], r.along_a[j]);
-            float lb = FMA(r.tx[j], dx[j == 2 ? 0 : j + 1], r.along_b[j]);
-            n.beyond[j] = min(n.la[j], 0.0f) + max(lb, 0.0f);
-            n.m[j] = FMA(n.beyond[j], n.beyond[j], n.s[j] * n.s[j]);
-        }
+    UNROLL for (int k = 0; k < 3; k++) {
+        EXACT float fine = FMA(i, r.ah[k], r.base[k]) + FMA(i, r.al[k], r.rest[k]);
+        float s = FINE != 0 ? fine : FMA(i, r.ah[k], r.base[k]);
+        float la = FMA(r.tx[k], dx[k], r.along_a[k]);
+        float lb = FMA(r.tx[k], dx[k == 2 ? 0 : k + 1], r.along_b[k]);
+        float beyond = min(la, 0.0f) + max(lb, 0.0f);
+        n.s[k] = s;
+        n.la[k] = la;
+        n.beyond[k] = beyond;
+        n.m[k] = FMA(beyond, beyond, s * s);
     }
 }
 
@@ -480,22 +441,15 @@ FN bool boxed(uint at, float x, float y) {
 }
 
 // Weights of a lane's four pixels.
-FN void weigh(const int edges, uint at, uint first, float x, float y, float alpha, INOUT_ARRAY(float, w, 4)) {
-    if (edges == 0) {
-        UNROLL for (int p = 0; p < 4; p++) w[p] = alpha;
-        return;
-    }
+FN void weigh(uint at, float x, float y, float alpha, INOUT_ARRAY(float, w, 4)) {
     float inside_from = con[at + 9u].w;
     Row row;
-    start_row(edges, at, first, x, y, row);
+    start_row(at, x, y, row);
     UNROLL for (int p = 0; p < 4; p++) {
         Near n;
-        measure(edges, row, x, float(p), n);
+        measure(row, x, float(p), n);
         bool inside = min(min(n.s[0], n.s[1]), n.s[2]) >= inside_from;
-        float m = n.m[0];
-        if (edges > 1) m = min(m, n.m[1]);
-        if (edges > 2) m = min(m, n.m[2]);
-        float v = alpha * covers(m, inside);
+        float v = alpha * covers(min(min(n.m[0], n.m[1]), n.m[2]), inside);
         w[p] = v > CULL_WEIGHT && boxed(at, x + float(p), y) ? v : 0.0f;
     }
 }
@@ -519,124 +473,103 @@ struct Back {
     bool any_closed;
 };
 
-// Move four pixels in front of an entry; `sums` of what its gradients need: dL/dC w T; dL/dw w; then of
-// the pull on the boundary, all of it, the first vertex's share, the second's; and sigma's.
-FN void pull(const int edges, uint at, uint first, int serial, float x, float y, INOUT(Back) q,
-             INOUT_ARRAY(float, sums, 12)) {
-    vec4 look = con[at + 10u], inverse = con[at + 9u], other = con[at + 11u];
-    UNROLL for (int j = 0; j < 12; j++) sums[j] = 0.0f;
-    Row row;
-    float ex[3], ey[3], over[3];
-    if (edges > 0) {
-        start_row(edges, at, first, x, y, row);
-        UNROLL for (int j = 0; j < 3; j++) {
-            if (j < edges) {
-                uint k = turn_to(first + uint(j));
-                ex[j] = row.tx[j] * float(set.width);
-                ey[j] = con[at + 3u + k].w * float(set.height);
-                over[j] = k == 0u ? inverse.x : (k == 1u ? inverse.y : inverse.z);
-            }
-        }
-    }
-    float outer_x = 0.0f, outer_y = 0.0f;  // the share of the vertex after the two
+// What the light above a triangle of weight w was, from that below it.
+FN void rise(INOUT(Back) q, int p, float w) {
+    q.light[p] = FMA(q.light[p], w * RECIPROCAL(1.0f - w), q.light[p]);
+}
+
+// The same where a pixel was closed: nothing shone below, and the light above the triangle that closed
+// it was kept.
+FN void reopen(INOUT(Back) q, int serial, int p, float light) {
+    if (!(light > 0.0f)) q.light[p] = serial == q.closed[p] ? q.closed_light[p] : 0.0f;
+}
+
+// Move a pixel in front of a triangle, and add to what its colour and opacity get. Returns dL/dw.
+FN float pass_colour(INOUT(Back) q, int p, float w, vec4 look, INOUT_ARRAY(float, sums, 12)) {
+    float t = q.light[p];
+    float lead = FMA(q.gr[p], look.y, FMA(q.gg[p], look.z, q.gb[p] * look.w)) - q.below[p];
+    if (CHANNELS == 4) lead += q.ga[p];
+    q.below[p] = FMA(w, lead, q.below[p]);
+    float dw = t * lead, wt = w * t;
+    sums[0] = FMA(q.gr[p], wt, sums[0]);
+    sums[1] = FMA(q.gg[p], wt, sums[1]);
+    sums[2] = FMA(q.gb[p], wt, sums[2]);
+    sums[3] = FMA(dw, w, sums[3]);
+    return dw;
+}
+
+// Of a triangle that covers all of the tile: its boundary feels nothing.
+FN void pull_all(uint at, int serial, INOUT(Back) q, INOUT_ARRAY(float, sums, 12)) {
+    vec4 look = con[at + 10u];
     UNROLL for (int p = 0; p < 4; p++) {
-        float w = look.x, slope = 0.0f, signed_d = 0.0f, ux = 0.0f, uy = 0.0f, near_ = 0.0f, far_ = 0.0f;
-        if (edges > 0) {
-            Near n;
-            measure(edges, row, x, float(p), n);
-            bool inside = min(min(n.s[0], n.s[1]), n.s[2]) >= inverse.w;
-            float m = n.m[0], s = n.s[0], beyond = n.beyond[0], la = n.la[0], scale = over[0];
-            float tx = ex[0], ty = ey[0];
-            bool second = false, third = false;
-            if (edges > 1) {
-                second = n.m[1] < m;
-                m = second ? n.m[1] : m;
-            }
-            if (edges > 2) {
-                third = n.m[2] < m;
-                m = third ? n.m[2] : m;
-            }
-            if (edges > 1) {
-                s = second ? n.s[1] : s;
-                beyond = second ? n.beyond[1] : beyond;
-                la = second ? n.la[1] : la;
-                scale = second ? over[1] : scale;
-                tx = second ? ex[1] : tx;
-                ty = second ? ey[1] : ty;
-            }
-            if (edges > 2) {
-                s = third ? n.s[2] : s;
-                beyond = third ? n.beyond[2] : beyond;
-                la = third ? n.la[2] : la;
-                scale = third ? over[2] : scale;
-                tx = third ? ex[2] : tx;
-                ty = third ? ey[2] : ty;
-            }
-            float part = SATURATE(la * scale);
-            near_ = 1.0f - part;
-            if (edges > 1) {
-                near_ = second ? 0.0f : near_;
-                far_ = second ? part : 0.0f;
-            }
-            if (edges > 2) {
-                near_ = third ? part : near_;
-                far_ = third ? 1.0f - part : far_;
-            }
-            float inv = RSQRT(max(m, 1e-30f));
-            float d = m * inv;
-            float outward = inside ? -d : d;
-            float cover;
-            if (COMPACT != 0) {
-                float u = smoothstep_u(-outward);
-                cover = u * u * (3.0f - 2.0f * u);
-                slope = u * (1.0f - u);
-            } else {  // where z overflows nothing is seen
-                float z = EXP2(outward);
-                cover = RECIPROCAL(1.0f + z);
-                slope = z * cover * cover;
-            }
-            w = look.x * cover;
-            bool seen = w > CULL_WEIGHT && boxed(at, x + float(p), y);
-            w = seen ? w : 0.0f;
-            slope = seen && m > other.y ? slope : 0.0f;
-            signed_d = -slope * outward;
-            slope *= inside ? inv : -inv;
-            float turned = s * other.x;
-            ux = FMA(beyond, tx, -turned * ty);
-            uy = FMA(beyond, ty, turned * tx);
-        }
-        float t = FMA(q.light[p], w * RECIPROCAL(1.0f - w), q.light[p]);
-        if (q.any_closed && !(q.light[p] > 0.0f)) t = serial == q.closed[p] ? q.closed_light[p] : 0.0f;
-        q.light[p] = t;
-        float lead = FMA(q.gr[p], look.y, FMA(q.gg[p], look.z, q.gb[p] * look.w)) - q.below[p];
-        if (CHANNELS == 4) lead += q.ga[p];
-        q.below[p] = FMA(w, lead, q.below[p]);
-        float dw = t * lead, wt = w * t;
-        sums[0] = FMA(q.gr[p], wt, sums[0]);
-        sums[1] = FMA(q.gg[p], wt, sums[1]);
-        sums[2] = FMA(q.gb[p], wt, sums[2]);
-        sums[3] = FMA(dw, w, sums[3]);
-        if (edges > 0) {
-            float force = dw * slope;
-            float fx = force * ux, fy = force * uy;
-            sums[4] += fx;
-            sums[5] += fy;
-            sums[6] = FMA(fx, near_, sums[6]);
-            sums[7] = FMA(fy, near_, sums[7]);
-            if (edges > 1) {
-                outer_x = FMA(fx, far_, outer_x);
-                outer_y = FMA(fy, far_, outer_y);
-            }
-            sums[10] = FMA(dw, signed_d, sums[10]);
-        }
+        float light = q.light[p];
+        rise(q, p, look.x);
+        if (q.any_closed) reopen(q, serial, p, light);
+        pass_colour(q, p, look.x, look, sums);
     }
-    if (edges > 0) {  // of the vertices as they are numbered
-        float nx = sums[6], ny = sums[7];
-        float mx = sums[4] - nx - outer_x, my = sums[5] - ny - outer_y;
-        sums[6] = first == 0u ? nx : (first == 1u ? outer_x : mx);
-        sums[7] = first == 0u ? ny : (first == 1u ? outer_y : my);
-        sums[8] = first == 0u ? mx : (first == 1u ? nx : outer_x);
-        sums[9] = first == 0u ? my : (first == 1u ? ny : outer_y);
+}
+
+// Four pixels of an entry. `sums`: dL/dC w T; dL/dw w; of the pull on the boundary all of it, the first
+// vertex's share, the second's; sigma's.
+FN void pull(uint at, int serial, float x, float y, INOUT(Back) q, INOUT_ARRAY(float, sums, 12)) {
+    vec4 look = con[at + 10u], inverse = con[at + 9u];
+    float least = con[at + 11u].y;
+    Row row;
+    start_row(at, x, y, row);
+    float ex[3], ey[3];
+    UNROLL for (int k = 0; k < 3; k++) {
+        ex[k] = row.tx[k] * float(set.width);
+        ey[k] = con[at + uint(3 + k)].w * float(set.height);
+    }
+    UNROLL for (int p = 0; p < 4; p++) {
+        Near n;
+        measure(row, x, float(p), n);
+        bool inside = min(min(n.s[0], n.s[1]), n.s[2]) >= inverse.w;
+        bool second = n.m[1] < n.m[0];
+        float m = second ? n.m[1] : n.m[0];
+        bool third = n.m[2] < m;
+        m = third ? n.m[2] : m;
+        float s = third ? n.s[2] : (second ? n.s[1] : n.s[0]);
+        float beyond = third ? n.beyond[2] : (second ? n.beyond[1] : n.beyond[0]);
+        float la = third ? n.la[2] : (second ? n.la[1] : n.la[0]);
+        float scale = third ? inverse.z : (second ? inverse.y : inverse.x);
+        float tx = third ? ex[2] : (second ? ex[1] : ex[0]);
+        float ty = third ? ey[2] : (second ? ey[1] : ey[0]);
+        float part = SATURATE(la * scale);
+        float b0 = third ? part : (second ? 0.0f : 1.0f - part);
+        float b1 = third ? 0.0f : (second ? 1.0f - part : part);
+        float inv = RSQRT(max(m, least));  // on the boundary itself there is no direction
+        float outer = inside ? -inv : inv;
+        float outward = m * outer;
+        float cover, slope;
+        if (COMPACT != 0) {
+            float u = smoothstep_u(-outward);
+            cover = u * u * (3.0f - 2.0f * u);
+            slope = u * (1.0f - u);
+        } else {  // where z overflows nothing is seen
+            float z = EXP2(outward);
+            cover = RECIPROCAL(1.0f + z);
+            slope = z * cover * cover;
+        }
+        float w = look.x * cover;
+        bool seen = w > CULL_WEIGHT && boxed(at, x + float(p), y);
+        w = seen ? w : 0.0f;
+        slope = seen ? slope : 0.0f;
+
+        float light = q.light[p];
+        rise(q, p, w);
+        if (q.any_closed) reopen(q, serial, p, light);
+        float force = pass_colour(q, p, w, look, sums) * slope;
+        sums[10] = FMA(force, outward, sums[10]);
+        force *= outer;
+        float along = force * beyond, across = force * s;
+        float fx = along * tx - across * ty, fy = FMA(along, ty, across * tx);
+        sums[4] += fx;
+        sums[5] += fy;
+        sums[6] = FMA(fx, b0, sums[6]);
+        sums[7] = FMA(fy, b0, sums[7]);
+        sums[8] = FMA(fx, b1, sums[8]);
+        sums[9] = FMA(fy, b1, sums[9]);
     }
 }
 
@@ -721,16 +654,11 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
         for (uint i = 0u; i < found; i++) {
             uint e = order[i], at = e * uint(CON);
             vec4 look = con[at + 10u];
-            uvec4 one = entry[e];
             float w[4];
-            if (one.w == 1u) {
-                weigh(1, at, one.z, x, y, look.x, w);
-            } else if (one.w == 2u) {
-                weigh(2, at, one.z, x, y, look.x, w);
-            } else if (one.w == 3u) {
-                weigh(3, at, 0u, x, y, look.x, w);
+            if (con[at + 11u].z != 0.0f) {
+                UNROLL for (int p = 0; p < 4; p++) w[p] = look.x;
             } else {
-                weigh(0, at, 0u, x, y, look.x, w);
+                weigh(at, x, y, look.x, w);
             }
             float least = 1.0f;
             float under[4];
@@ -746,7 +674,7 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
             if (least < enough) {
                 UNROLL for (int p = 0; p < 4; p++) {
                     if (t[p] > 0.0f && under[p] * light[p] < CLOSED) {
-                        closed[p] = int(one.y);
+                        closed[p] = int(entry[e].y);
                         closed_light[p] = t[p] * light[p];
                         under[p] = 0.0f;
                         any_closed = true;
@@ -855,16 +783,17 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
             if (there == 0u) continue;
         }
         uint count = min(there - position, uint(CHUNK));
-        if (again) {
-            found = prepare(lane, item, tile, x0, y0, position, count, number - 1u, -1);
-        } else {  // the chunks that there were, backwards; the last is still there
+        if (!again) {  // the chunks that there were, backwards; the last is still there
             if (there % uint(CHUNK) != 0u) count = there % uint(CHUNK);
             there -= count;
-            if (number < all) found = prepare(lane, item, tile, x0, y0, there, count, there, 1);
+        }
+        if (again || number < all) {
+            found = prepare(lane, item, tile, x0, y0, again ? position : there, count,
+                            again ? number - 1u : there, again ? -1 : 1);
         }
         for (uint i = 0u; i < found; i++) {
             uint e = order[again ? i : found - 1u - i], at = e * uint(CON);
-            uvec4 one = entry[e];
+            uvec2 one = entry[e];
             int serial = int(one.y);
             while (right_at > serial) {
                 kept -= 1u;
@@ -876,18 +805,13 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
                 right_at = kept > 0u ? int(kept_at[kept - 1u]) : 0;
             }
             float sums[12];
-            if (one.w == 1u) {
-                pull(1, at, one.z, serial, x, y, q, sums);
-            } else if (one.w == 2u) {
-                pull(2, at, one.z, serial, x, y, q, sums);
-            } else if (one.w == 3u) {
-                pull(3, at, 0u, serial, x, y, q, sums);
+            UNROLL for (int j = 0; j < 12; j++) sums[j] = 0.0f;
+            if (con[at + 11u].z != 0.0f) {
+                pull_all(at, serial, q, sums);
             } else {
-                pull(0, at, 0u, serial, x, y, q, sums);
+                pull(at, serial, x, y, q, sums);
             }
-            uint slot;
-            meets(item * set.triangles + one.x, tile, slot);
-            STORE_SUMS(lane, slot, sums);
+            STORE_SUMS(lane, one.x, sums);
         }
         if (again) position += count;
         number -= count;
@@ -951,15 +875,19 @@ FN void reduce_main(uint lane, uint group) {
     if (bounds.z > 0u) {
         float sigma = sigma_of(group), given = PARAM(group * 10u + 9u), alpha = opacity(group);
         float scale = scale_of(sigma);
-        // dsd/dV = -weight times direction, which came times the scale; a pixel's weights sum to 1.
-        float f = -alpha / sigma;
+        // dsd/dV = weight times the direction outwards, which came times the scale; a pixel's weights sum
+        // to 1. Sums are of minus the distance.
+        float f = alpha / sigma;
         float v = f / scale;
+        bool changed = GEOMETRY(group * uint(GEO) + 11u).x < 0.0f;
+        float mx = v * sum[8], my = v * sum[9];
+        float lx = v * (sum[4] - sum[6] - sum[8]), ly = v * (sum[5] - sum[7] - sum[9]);
         grad[0] = v * sum[6];
         grad[1] = v * sum[7];
-        grad[2] = v * sum[8];
-        grad[3] = v * sum[9];
-        grad[4] = v * (sum[4] - sum[6] - sum[8]);
-        grad[5] = v * (sum[5] - sum[7] - sum[9]);
+        grad[2] = changed ? lx : mx;
+        grad[3] = changed ? ly : my;
+        grad[4] = changed ? mx : lx;
+        grad[5] = changed ? my : ly;
         grad[6] = sum[0];
         grad[7] = sum[1];
         grad[8] = sum[2];
