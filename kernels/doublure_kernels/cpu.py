@@ -110,8 +110,8 @@ class CpuBackend:
             scratch = self._scratch(dtype)
             loops.take_part(
                 self._crew.bell, call, desk, segments, each, mode, compact, bbox, params, sigma,
-                counts, geo, background, given, images, *scratch.lists(triangles), scratch.store,
-                scratch.pixel, scratch.sums(rows)[None], scratch.part(rows), shared,
+                counts, geo, background, given, images, *scratch.lists(triangles), scratch.spots,
+                scratch.store, scratch.pixel, scratch.sums(rows)[None], scratch.part(rows), shared,
                 grads, grad_sigma, grad_background, losses,
             )  # fmt: skip
 
@@ -141,16 +141,17 @@ class _Scratch:
         self._loops = loops
         # Reserved, not used: the system gives memory to what is touched.
         self.store = np.empty(self._loops.FIELDS * self._loops.ROOM, dtype)
+        self.spots = np.empty(self._loops.ROOM // self._loops.BLOCK, np.int64)
         self.pixel = np.empty(self._loops.PIXELS, dtype)
         self._lists = np.empty((0, self._loops.LISTS), np.int64)
-        self._spans = np.empty((0, self._loops.TILE_H, self._loops.SPAN), np.int64)
+        self._spans = np.empty((0, self._loops.SPAN))
         self._sums = np.empty((0, self._loops.ACC))
         self._part = np.empty((0, self._loops.ACC))
 
     def lists(self, triangles: int) -> tuple[Array, Array]:
         if len(self._lists) < triangles:
             self._lists = np.empty((triangles, *self._lists.shape[1:]), np.int64)
-            self._spans = np.empty((triangles, *self._spans.shape[1:]), np.int64)
+            self._spans = np.empty((triangles, self._loops.SPAN))
         return self._lists[:triangles], self._spans[:triangles]
 
     def sums(self, rows: int) -> Array:
@@ -341,8 +342,8 @@ def _compile(loops: Any, dtype: np.dtype[Any]) -> None:
     loops.take_part(
         bell, -1, np.zeros(5, np.int64), 0, 1, 2, False, False, _input(params),
         _input(np.ones((1, 1), dtype)), _input(np.ones(1, np.int64)), np.empty((1, 1, loops.GEO)),
-        _input(np.zeros((1, 3), dtype)), _input(image), image, *scratch.lists(1), scratch.store,
-        scratch.pixel, scratch.sums(2)[None], scratch.part(2), np.zeros((0, 0, 2, loops.ACC)),
-        np.empty((1, 1, 10), dtype), np.empty((1, 1), dtype), np.empty((1, 3), dtype),
-        np.empty(1, dtype),
+        _input(np.zeros((1, 3), dtype)), _input(image), image, *scratch.lists(1), scratch.spots,
+        scratch.store, scratch.pixel, scratch.sums(2)[None], scratch.part(2),
+        np.zeros((0, 0, 2, loops.ACC)), np.empty((1, 1, 10), dtype), np.empty((1, 1), dtype),
+        np.empty((1, 3), dtype), np.empty(1, dtype),
     )  # fmt: skip

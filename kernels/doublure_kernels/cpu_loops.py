@@ -6,8 +6,8 @@ How a tile of 64 x 16 pixels is drawn (docs/rasterizer.md has the formulas):
    box give the span of pixels where the weight can exceed the threshold, and within it the span
    where coverage is 1 to the last bit; there no geometry is needed. Spans are whole blocks of 8.
 2. Front to back over the list: weights, and the transmittance T above each (pixel, triangle) pair,
-   which is stored with what the gradients need of the geometry. Once nothing shines through, the
-   rest of the list is left out.
+   which is stored with what the gradients need of the geometry. Eight triangles at a time, so that
+   their slow operations overlap. Once nothing shines through, the rest of the list is left out.
 3. Back to front: with g = dL/dC of the finished pixel, a pair's gradient is dL/dw = T (g·c - D),
    where D = g·C_below runs along as D += w (g·c - D). No division by 1 - w, so that opaque
    triangles are as exact as any.
@@ -16,8 +16,9 @@ Precision: a float32 coordinate loses up to 6e-8 of the image, which is visible 
 sigma .0015. So distances are measured from where an edge crosses the row, and from the vertices,
 each as the sum of two floats: their error is relative to the distance itself.
 
-Sums run in a fixed order: over a row's lanes, rows, tiles, and 16 or more rows of tiles a segment;
-segments are added in order, whichever thread drew them. A pixel's bits depend on nothing else.
+Sums run in a fixed order: over a triangle's blocks in a tile lane by lane, its lanes, tiles, and 16
+or more rows of tiles a segment; segments are added in order, whichever thread drew them. A pixel's
+bits depend on nothing else.
 
 All of it is one file because Numba's cache looks at the file of the function that is called: were
 what it calls in another, a change there would go unnoticed, and old code be run.
@@ -29,12 +30,14 @@ what it calls in another, a change there would go unnoticed, and old code be run
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.extending import intrinsic, overload
+from numba.core import cgutils
+from numba.extending import intrinsic, models, overload, register_model
 from numba.np.arrayobj import make_array
 
 from .scene import COMPACT_RADIUS, CULL_WEIGHT
@@ -59,7 +62,7 @@ TILE_W, TILE_H, BLOCK = 64, 16, 8
 GEO = 40  # float64 values a triangle, see `setup`
 FIELDS = 7  # stored values a (pixel, triangle) pair
 PLANES = 14  # stored values a pixel of the tile
-LISTS = 7  # integers a triangle that a tile's list needs
+LISTS = 8  # integers a triangle that a tile's list needs
 ROOM = 1 << 22  # (pixel, triangle) pairs that can be stored
 ACC = 12  # sums a triangle: r g b, weight, six of the vertices, sigma, spare
 _CHUNK = 12288  # pairs held at a time, 28 bytes each: they stay in the second-level cache
@@ -78,24 +81,6 @@ def _compiled(flags: set[str], **options: Any) -> Any:
 
 
 # --- scalars --------------------------------------------------------------------------------------
-
-
-@intrinsic
-def _float_of_bits(_typing, bits):  # pragma: no cover - runs in the compiler
-    def generate(_context, builder, _signature, arguments):
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(bits), generate
-
-
-@intrinsic
-def _pick(_typing, condition, yes, no):  # pragma: no cover - runs in the compiler
-    """`yes if condition else no` without a branch, out of which masked stores have been made."""
-
-    def generate(_context, builder, _signature, arguments):
-        return builder.select(*arguments)
-
-    return yes(condition, yes, no), generate
 
 
 def _element(context, builder, array_type, arguments):
@@ -138,29 +123,268 @@ def _next(_typing, array, index):  # pragma: no cover - runs in the compiler
     return types.int64(array, index), generate
 
 
+# --- vectors --------------------------------------------------------------------------------------
+
+# A block's 8 values in the scene's dtype, and 8 truth values: types that exist in compiled code
+# only. Left to itself the compiler makes vectors of loops as well, but it wants to know that
+# nothing overlaps and how long a loop is, and a triangle's few pixels a row are over before that.
+
+
+class _Vector(types.Type):
+    def __init__(self, dtype: types.Type) -> None:
+        self.dtype = dtype
+        super().__init__(name=f"Vector({dtype})")
+
+
+class _Mask(types.Type):
+    def __init__(self) -> None:
+        super().__init__(name="Mask")
+
+
+_MASK = _Mask()
+
+
+@register_model(_Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager, kind):
+        super().__init__(
+            manager, kind, ir.VectorType(manager.lookup(kind.dtype).get_value_type(), BLOCK)
+        )
+
+
+@register_model(_Mask)
+class _MaskModel(models.PrimitiveModel):
+    def __init__(self, manager, kind):
+        super().__init__(manager, kind, ir.VectorType(ir.IntType(1), BLOCK))
+
+
+_FLAGS = ("contract", "nsz")  # as `_EXACT`
+
+
+def _lanes(values):
+    """A constant shuffle."""
+    return ir.Constant(ir.VectorType(ir.IntType(32), len(values)), list(values))
+
+
+def _spread(builder, value):
+    """A scalar in all lanes; a vector as it is."""
+    if isinstance(value.type, ir.VectorType):
+        return value
+    none = ir.Constant(ir.VectorType(value.type, BLOCK), ir.Undefined)
+    one = builder.insert_element(none, value, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(one, none, _lanes([0] * BLOCK))
+
+
+def _vector_of(*kinds):
+    """The vector type among types that are it or its scalars, or None."""
+    found = [kind for kind in kinds if isinstance(kind, _Vector)]
+    if not found or any(kind not in (found[0], found[0].dtype) for kind in kinds):
+        return None
+    return found[0]
+
+
+def _define(symbol, emit, gives_mask=False):  # pragma: no cover - runs in the compiler
+    """Give the operator to vectors, and to vectors with scalars of their dtype."""
+
+    @intrinsic
+    def apply(_typing, a, b):
+        vector = _vector_of(a, b)
+
+        def generate(_context, builder, _signature, arguments):
+            return emit(builder, *(_spread(builder, argument) for argument in arguments))
+
+        return (_MASK if gives_mask else vector)(a, b), generate
+
+    @overload(symbol)
+    def choose(a, b):
+        return (lambda a, b: apply(a, b)) if _vector_of(a, b) is not None else None
+
+
+def _arithmetic(name):
+    return lambda builder, a, b: getattr(builder, name)(a, b, flags=_FLAGS)
+
+
+def _comparison(sign):
+    return lambda builder, a, b: builder.fcmp_ordered(sign, a, b, flags=_FLAGS)
+
+
+_define(operator.add, _arithmetic("fadd"))
+_define(operator.sub, _arithmetic("fsub"))
+_define(operator.mul, _arithmetic("fmul"))
+_define(operator.truediv, _arithmetic("fdiv"))
+_define(operator.lt, _comparison("<"), gives_mask=True)
+_define(operator.le, _comparison("<="), gives_mask=True)
+_define(operator.gt, _comparison(">"), gives_mask=True)
+_define(operator.ge, _comparison(">="), gives_mask=True)
+
+
+@intrinsic
+def _both(_typing, a, b):  # pragma: no cover - runs in the compiler
+    def generate(_context, builder, _signature, arguments):
+        return builder.and_(*arguments)
+
+    return _MASK(a, b), generate
+
+
+@overload(operator.and_)
+def _and(a, b):
+    return (lambda a, b: _both(a, b)) if a == b == _MASK else None
+
+
+@intrinsic
+def _pick(_typing, condition, yes, no):  # pragma: no cover - runs in the compiler
+    """`yes if condition else no` without a branch, out of which masked stores have been made."""
+    kind = _vector_of(yes, no) or (_Vector(yes) if condition == _MASK else yes)
+
+    def generate(_context, builder, _signature, arguments):
+        if isinstance(kind, _Vector):
+            arguments = (arguments[0], *(_spread(builder, a) for a in arguments[1:]))
+        return builder.select(*arguments)
+
+    return kind(condition, yes, no), generate
+
+
+def _unary(name):
+    """LLVM's function of that name on a vector."""
+
+    @intrinsic
+    def apply(_typing, a):  # pragma: no cover - runs in the compiler
+        def generate(_context, builder, _signature, arguments):
+            letter = "f32" if a.dtype == types.float32 else "f64"
+            kind = arguments[0].type
+            function = cgutils.get_or_insert_function(
+                builder.module, ir.FunctionType(kind, [kind]), f"llvm.{name}.v{BLOCK}{letter}"
+            )
+            return builder.call(function, arguments)
+
+        return a(a), generate
+
+    return apply
+
+
+_root, _magnitude, _power = _unary("sqrt"), _unary("fabs"), _unary("exp")
+_floor, _ceil = _unary("floor"), _unary("ceil")
+
+
+@intrinsic
+def _all(_typing, kind, value):  # pragma: no cover - runs in the compiler
+    """`value` in all lanes; `kind` is a value of the dtype."""
+
+    def generate(context, builder, _signature, arguments):
+        return _spread(builder, context.cast(builder, arguments[1], value, kind))
+
+    return _Vector(kind)(kind, value), generate
+
+
+@intrinsic
+def _ramp(_typing, start):  # pragma: no cover - runs in the compiler
+    """`start`, `start` + 1, and so on."""
+
+    def generate(_context, builder, _signature, arguments):
+        first = _spread(builder, arguments[0])
+        return builder.fadd(first, ir.Constant(first.type, [float(i) for i in range(BLOCK)]))
+
+    return _Vector(start)(start), generate
+
+
+@intrinsic
+def _cast(_typing, kind, vector):  # pragma: no cover - runs in the compiler
+    """`vector` in the dtype of which `kind` is a value."""
+
+    def generate(context, builder, _signature, arguments):
+        value, target = arguments[1], ir.VectorType(context.get_value_type(kind), BLOCK)
+        if vector.dtype.bitwidth < kind.bitwidth:
+            return builder.fpext(value, target)
+        return builder.fptrunc(value, target) if vector.dtype.bitwidth > kind.bitwidth else value
+
+    return _Vector(kind)(kind, vector), generate
+
+
+def _lane_pointer(context, builder, signature, arguments):
+    place = _element(context, builder, signature.args[0], arguments)
+    element = context.get_value_type(signature.args[0].dtype)
+    return builder.bitcast(place, ir.VectorType(element, BLOCK).as_pointer())
+
+
+@intrinsic
+def _load(_typing, array, index):  # pragma: no cover - runs in the compiler
+    """8 elements from `index` on."""
+
+    def generate(context, builder, signature, arguments):
+        place = _lane_pointer(context, builder, signature, arguments)
+        return builder.load(place, align=array.dtype.bitwidth // 8)
+
+    return _Vector(array.dtype)(array, index), generate
+
+
+@intrinsic
+def _store(_typing, array, index, value):  # pragma: no cover - runs in the compiler
+    """Write 8 elements from `index` on."""
+
+    def generate(context, builder, signature, arguments):
+        place = _lane_pointer(context, builder, signature, arguments)
+        builder.store(_spread(builder, arguments[2]), place, align=array.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(array, index, value), generate
+
+
+@intrinsic
+def _total(_typing, vector):  # pragma: no cover - runs in the compiler
+    """The sum of the lanes: halves are added until one is left."""
+
+    def generate(_context, builder, _signature, arguments):
+        value, n = arguments[0], BLOCK
+        while n > 1:
+            n //= 2
+            low = builder.shuffle_vector(value, value, _lanes(range(n)))
+            high = builder.shuffle_vector(value, value, _lanes(range(n, 2 * n)))
+            value = builder.fadd(low, high, flags=_FLAGS)
+        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+
+    return vector.dtype(vector), generate
+
+
+@intrinsic
+def _split(_typing, y):  # pragma: no cover - runs in the compiler
+    """Floats cut to integers, as floats, and 2 to their power."""
+    pair = types.UniTuple(y, 2)
+
+    def generate(context, builder, _signature, arguments):
+        integers = ir.VectorType(ir.IntType(32), BLOCK)
+        whole = builder.fptosi(arguments[0], integers)
+        bits = builder.add(whole, ir.Constant(integers, [127] * BLOCK))
+        bits = builder.shl(bits, ir.Constant(integers, [23] * BLOCK))
+        kind = arguments[0].type
+        power = builder.bitcast(bits, kind)
+        return context.make_tuple(builder, pair, (builder.sitofp(whole, kind), power))
+
+    return pair(y), generate
+
+
 def _exp_minus(x):
     """e^-x of x >= 0."""
-    return math.exp(-x)
 
 
 @overload(_exp_minus, inline="always")
 def _exp_minus_compiled(x):
-    if x != types.float32:
-        return lambda x: math.exp(-x)
+    if x.dtype != types.float32:
+        return lambda x: _power(x * np.float64(-1.0))
 
     def single(x):
         # 2^-k · 2^f with f in [-½, ½]; the polynomial is 2^f's at Chebyshev points, error 3e-9.
-        y = min(x, np.float32(87.0)) * np.float32(-1.4426950408889634)
-        whole = np.int32(y - np.float32(0.5))
-        f = y - np.float32(whole)
-        p = np.float32(0.00015461444724808513)
-        p = p * f + np.float32(0.0013400428177711937)
+        # What is left beyond the limit counts nowhere, and times a gradient is still no denormal.
+        limit = np.float32(60.0)
+        y = _pick(x < limit, x, limit) * np.float32(-1.4426950408889634)
+        whole, power = _split(y - np.float32(0.5))
+        f = y - whole
+        p = f * np.float32(0.00015461444724808513) + np.float32(0.0013400428177711937)
         p = p * f + np.float32(0.00961805667843204)
         p = p * f + np.float32(0.05550327226669895)
         p = p * f + np.float32(0.24022650922289554)
         p = p * f + np.float32(0.6931472067028329)
         p = p * f + np.float32(1.0)
-        return p * _float_of_bits(np.int32((whole + 127) << 23))
+        return p * power
 
     return single
 
@@ -246,10 +470,11 @@ def setup(params, sigma, counts, compact, bbox, geo, first, last):
 
 # --- a triangle in a tile -------------------------------------------------------------------------
 
-# A span: pixels of the tile on one row. From 0 to 3 it may weigh something; from 1 to 2 its cover
-# is 1; between are two bands, whose lengths are multiples of 8. Then where its bands' pairs and
-# its solid pairs are stored.
-SPAN = 6
+# A triangle's spans: four pixels of the tile for each of its rows, each for all rows. From the
+# first to the last it may weigh something; between the middle two its cover is 1; the rest are two
+# bands. All are whole blocks.
+SPAN = 4 * TILE_H
+_S1, _S2, _S3 = (_at(TILE_H * i) for i in range(1, 4))
 
 # What the pixel loops need of a triangle, in the scene's dtype: once a tile (`k`) ...
 _K_EDGE, _K_STRIDE = (
@@ -257,10 +482,10 @@ _K_EDGE, _K_STRIDE = (
     6,
 )  # slope, tangent x times a pixel, tangent x y, turn, 1/length; three times
 _K_VERTEX = 18  # x high and low, in pixels of the tile; three times
-_K_INVERSE, _K_ALPHA, _K_CULL, _K_INSIDE, _K_POINT = 24, 25, 26, 27, 28
-_CONSTANTS = 29
+_K_INSIDE, _CONSTANTS = 24, 25
 # ... and once a row: crossing high and low, offset, along y at A and B; three times.
-_ROW = 15
+_ROWS = 15 * TILE_H
+_LOW, _OFFSET, _ALONG_A, _ALONG_B = (_at(TILE_H * i) for i in range(1, 5))
 
 
 @_compiled(_EXACT)
@@ -286,48 +511,73 @@ def _bounds(g, k, px, py, width, height, out, full):
     return -far, 0.0, (d + out + margin) * steep, up * steep, -far, (d - full - margin) * steep
 
 
-@_compiled(_EXACT)
-def _span_rows(g, x0, y0, width, height, columns, first, last, spans):
-    """The triangle's spans on rows `first` to `last` of the tile; returns how many pixels."""
+@njit(inline="always")
+def _larger(a, b):
+    return _pick(a > b, a, b)
+
+
+@njit(inline="always")
+def _smaller(a, b):
+    return _pick(a < b, a, b)
+
+
+@njit(inline="always")
+def _blocks(n):
+    """Pixels in as many whole blocks as fit in `n`."""
+    return _floor(n * 0.125) * 8.0
+
+
+@_compiled(_EXACT, forceinline=True)
+def _span_rows(g, x0, y0, width, height, columns, first, last, span, pairs):
+    """The triangle's spans on rows `first` to `last` of the tile, whose pixels `pairs` counts too.
+
+    Returns:
+        How many pixels they have.
+    """
     py, px = (y0 + 0.5) / height, (x0 + 0.5) / width
     left = (g[_LEFT] - px) * width - 0.01
     right = min((g[_RIGHT] - px) * width + 0.01, columns - 1.0)
     left = max(left, 0.0)
     out, full = g[_OUT], g[_IN]
-    found = 0
     l0, ls0, h0, hs0, i0, j0 = _bounds(g, 0, px, py, width, height, out, full)
     l1, ls1, h1, hs1, i1, j1 = _bounds(g, 1, px, py, width, height, out, full)
     l2, ls2, h2, hs2, i2, j2 = _bounds(g, 2, px, py, width, height, out, full)
     last_column = -1.0 if g[_FLAT] != 0.0 else columns - 1.0
-    for r in range(first, last):
+    found = _all(0.0, 0)
+    for start in range(first & ~7, last, BLOCK):
+        at, r = _at(start), _ramp(np.float64(start))
         a0, a1, a2 = r * ls0, r * ls1, r * ls2
         b0, b1, b2 = r * hs0, r * hs1, r * hs2
-        low = max(max(left, l0 + a0), max(l1 + a1, l2 + a2))
-        high = min(min(right, h0 + b0), min(h1 + b1, h2 + b2))
-        inner_low = max(max(0.0, i0 + a0), max(i1 + a1, i2 + a2))
-        inner_high = min(min(last_column, j0 + b0), min(j1 + b1, j2 + b2))
-        span = spans[r]
-        if not low <= high:
-            span[0] = span[1] = span[2] = span[3] = 0
-            continue
-        s0 = np.int64(math.ceil(low))
-        s3 = s0 + ((np.int64(math.floor(high)) - s0 + 8) & ~7)
-        s1 = s2 = s3
-        if inner_low + 8.0 <= inner_high + 1.0:
-            a = max(np.int64(math.ceil(inner_low)), s0)
-            a = s0 + ((a - s0 + 7) & ~7)
-            # The last block of a row may reach beyond the tile; nobody sees what is drawn there.
-            z = s3 if inner_high >= columns - 1.0 else np.int64(math.floor(inner_high)) + 1
-            z = a + ((z - a) & ~7)
-            if a < z:
-                s1, s2 = a, min(z, s3)
-        span[0], span[1], span[2], span[3] = s0, s1, s2, s3
-        found += s3 - s0
-    return found
+        low = _larger(_larger(a0 + l0, left), _larger(a1 + l1, a2 + l2))
+        high = _smaller(_smaller(b0 + h0, right), _smaller(b1 + h1, b2 + h2))
+        inner_low = _larger(_larger(a0 + i0, 0.0), _larger(a1 + i1, a2 + i2))
+        inner_high = _smaller(_smaller(b0 + j0, last_column), _smaller(b1 + j1, b2 + j2))
+        there = (low <= high) & (r >= np.float64(first)) & (r < np.float64(last))
+        s0 = _ceil(low)
+        s3 = s0 + _blocks(_floor(high) - s0 + 8.0)
+        s1 = s0 + _blocks(_larger(_ceil(inner_low), s0) - s0 + 7.0)
+        # The last block of a row may reach beyond the tile; nobody sees what is drawn there.
+        s2 = _pick(inner_high >= columns - 1.0, s3, _floor(inner_high) + 1.0)
+        s2 = s1 + _blocks(s2 - s1)
+        split = (inner_low + 8.0 <= inner_high + 1.0) & (s1 < s2)
+        s0, s3 = _pick(there, s0, 0.0), _pick(there, s3, 0.0)
+        _store(span, at, s0)
+        _store(span, at + _S1, _pick(there & split, s1, s3))
+        _store(span, at + _S2, _pick(there & split, _smaller(s2, s3), s3))
+        _store(span, at + _S3, s3)
+        found = found + (s3 - s0)
+        _store(pairs, at, _load(pairs, at) + (s3 - s0))
+    return _total(found)
 
 
-@_compiled(_EXACT)
-def _constants(g, x0, y0, width, height, compact, spans, first, last, k, rows):
+@njit(inline="always")
+def _limited(x):
+    x = _pick(x < _FAR, x, _FAR)
+    return _pick(x > -_FAR, x, -_FAR)
+
+
+@_compiled(_EXACT, forceinline=True)
+def _constants(g, x0, y0, width, height, first, last, k, rows):
     """What the pixel loops need of a triangle in a tile, in `k` and `rows`."""
     kind = k.dtype.type
     py, px = (y0 + 0.5) / height, (x0 + 0.5) / width
@@ -337,6 +587,7 @@ def _constants(g, x0, y0, width, height, compact, spans, first, last, k, rows):
         k[_K_VERTEX + 2 * j] = high
         k[_K_VERTEX + 2 * j + 1] = kind(vx - np.float64(high))
     turn = -1.0 if g[_TURN] < 0.0 else 1.0
+    zero = kind(0)
     for j in range(3):
         e, o, n = _EDGE + 6 * j, _K_EDGE + _K_STRIDE * j, (j + 1) % 3
         tx, ty, nx, ny = g[e], g[e + 1], g[e + 2], g[e + 3]
@@ -347,48 +598,45 @@ def _constants(g, x0, y0, width, height, compact, spans, first, last, k, rows):
         d = nx * (px - g[_VERTEX + 2 * j]) + ny * (py - g[_VERTEX + 2 * j + 1])
         scale = -width / nx if nx != 0.0 else np.inf
         up, along_up = ny / height, ty / height
-        for r in range(first, last):
-            if spans[r, 0] == spans[r, 3]:
-                continue
-            row = rows[r]
-            o = 5 * j
-            dr = d + r * up
+        for start in range(first & ~7, last, BLOCK):
+            at, r = _at(5 * TILE_H * j + start), _ramp(np.float64(start))
+            dr = r * up + d
             crossing = dr * scale
-            if abs(crossing) < 1e6:
-                high = kind(crossing)
-                row[o], row[o + 1] = high, kind(crossing - np.float64(high))
-                row[o + 2] = kind(0.0)
-            else:  # nearly along the row: the distance hardly changes
-                row[o] = row[o + 1] = kind(0.0)
-                row[o + 2] = kind(min(max(dr, -_FAR), _FAR))
-            row[o + 3] = kind(min(max(along_a + r * along_up, -_FAR), _FAR))
-            row[o + 4] = kind(min(max(along_b + r * along_up, -_FAR), _FAR))
-    k[_K_INVERSE] = kind(g[_INVERSE] / (2.0 * COMPACT_RADIUS) if compact else g[_INVERSE])
-    k[_K_ALPHA] = kind(g[_ALPHA])
-    k[_K_CULL] = kind(CULL_WEIGHT)
+            near = _magnitude(crossing) < 1e6
+            # Nearly along the row, the distance hardly changes.
+            crossing = _pick(near, crossing, 0.0)
+            high = _cast(zero, crossing)
+            _store(rows, at, high)
+            _store(rows, at + _LOW, _cast(zero, crossing - _cast(0.0, high)))
+            _store(rows, at + _OFFSET, _cast(zero, _pick(near, 0.0, _limited(dr))))
+            _store(rows, at + _ALONG_A, _cast(zero, _limited(r * along_up + along_a)))
+            _store(rows, at + _ALONG_B, _cast(zero, _limited(r * along_up + along_b)))
     k[_K_INSIDE] = kind(1e30 if g[_FLAT] else 0.0)  # a flat triangle has no inside
-    k[_K_POINT] = kind(1e-9)
 
 
 @njit(inline="always")
-def _edge(k, o, row, i, x, dxa, dxb, zero):
+def _edge(k, o, rows, i, x, dxa, dxb, zero):
     """Signed distance to an edge's line, how far beyond its ends, how far along it, distance²."""
-    p = k[o] * ((x - row[i]) - row[i + 1]) + row[i + 2]
-    la = k[o + 1] * dxa + row[i + 3]
-    lb = k[o + 1] * dxb + row[i + 4]
+    p = k[o] * ((x - rows[i]) - rows[i + _LOW]) + rows[i + _OFFSET]
+    la = k[o + 1] * dxa + rows[i + _ALONG_A]
+    lb = k[o + 1] * dxb + rows[i + _ALONG_B]
     beyond = _pick(la < zero, la, zero) + _pick(lb > zero, lb, zero)
     return p, beyond, la, beyond * beyond + p * p
 
 
 @njit(inline="always")
-def _nearest(k, row, x, zero, one):
-    """Distance² to the boundary, the vector from it, weights of the first two vertices, inside."""
+def _nearest(k, rows, r, x, zero, one):
+    """Distance² to the boundary, the vector from it, weights of the first two vertices, inside.
+
+    Constants are read where they are used: as variables they would be kept on the stack, in 8
+    copies each.
+    """
     dx0 = (x - k[_K_VERTEX]) - k[_K_VERTEX + 1]
     dx1 = (x - k[_K_VERTEX + 2]) - k[_K_VERTEX + 3]
     dx2 = (x - k[_K_VERTEX + 4]) - k[_K_VERTEX + 5]
-    p0, s0, l0, m0 = _edge(k, 0, row, 0, x, dx0, dx1, zero)
-    p1, s1, l1, m1 = _edge(k, 6, row, 5, x, dx1, dx2, zero)
-    p2, s2, l2, m2 = _edge(k, 12, row, 10, x, dx2, dx0, zero)
+    p0, s0, l0, m0 = _edge(k, 0, rows, r, x, dx0, dx1, zero)
+    p1, s1, l1, m1 = _edge(k, 6, rows, r + _at(5 * TILE_H), x, dx1, dx2, zero)
+    p2, s2, l2, m2 = _edge(k, 12, rows, r + _at(10 * TILE_H), x, dx2, dx0, zero)
     low = _pick(p1 < p0, p1, p0)
     low = _pick(p2 < low, p2, low)
     inside = low >= k[_K_INSIDE]
@@ -432,38 +680,22 @@ def _smoothstep(d, inside, inverse, point, zero, one):
     """The compact kernel's coverage, and its derivative times sigma over the distance."""
     z = d * inverse
     half = one / (one + one)
-    u = half + _pick(inside, z, -z)
+    u = half + _pick(inside, z, zero - z)
     u = _pick(u < zero, zero, u)
     u = _pick(u > one, one, u)
     far = _pick(d > point, d, one)
     return u * u * (one + one + one - u - u), u * (one - u) / far
 
 
-@njit(inline="always")
-def _fixed(k):
-    """The constants as values, which the compiler then knows that no store can change."""
-    return (
-        k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], k[8], k[9], k[10], k[11], k[12], k[13],
-        k[14], k[15], k[16], k[17], k[18], k[19], k[20], k[21], k[22], k[23], k[24], k[25], k[26],
-        k[27], k[28],
-    )  # fmt: skip
-
-
-@njit(inline="always")
-def _fixed_row(k):
-    return (
-        k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], k[8], k[9], k[10], k[11], k[12], k[13],
-        k[14],
-    )  # fmt: skip
-
-
 # --- its pixels -----------------------------------------------------------------------------------
 
-# Fields lie at fixed distances in one array, and so do the pixels' values in another: the compiler
-# then proves that they do not overlap, and needs no checks before it uses vectors.
+# Fields of a block of pairs lie side by side: what is used together shares pages and the cache's
+# sets, which fields a power of two apart would all fight for.
 # Of a pair: weight, transmittance above (later dL/dw), the distance's direction x y times slope,
 # weights of two vertices, distance times slope.
-_W, _ABOVE, _GX, _GY, _W0, _W1, _WS = (_at(ROOM * i) for i in range(FIELDS))
+_W, _ABOVE, _GX, _GY, _W0, _W1, _WS = (_at(BLOCK * i) for i in range(FIELDS))
+_PAIRS = FIELDS * BLOCK  # values of a block of bands
+_SOLID = (FIELDS - 1) * ROOM  # where solid blocks' transmittance begins, of which there are fewer
 # Of a pixel of the tile: transmittance, colour, dL/dC and dL/dalpha, g · colour below, and
 # transmittance and colour of the groups before; what this group covers. Rows are a block longer
 # than the tile, for a span's last block.
@@ -475,94 +707,72 @@ _LIGHT_BEFORE, _RED_BEFORE, _GREEN_BEFORE, _BLUE_BEFORE = (_at(_PLANE * i) for i
 _COVER = _at(_PLANE * 13)
 
 
-@njit(inline="always")
-def _band(span, piece):
-    """One of a span's two bands: where it starts, how long it is, and where its pairs are."""
-    if piece == 0:
-        return span[0], span[1] - span[0], span[4]
-    return span[2], span[3] - span[2], span[4] + span[1] - span[0]
-
-
-@_compiled(_EXACT)
-def _place(first, last, spans, solid, directed, k, rows, store):
+@_compiled(_EXACT, forceinline=True)
+def _place(first, last, span, at, solid, directed, k, rows, spots, store):
     """Where a triangle's bands are: signed distance² and, if `directed`, the vector and weights.
 
     Apart from `_cover`, whose square root, exponential and division take long to come back: over
-    all pairs in one loop they overlap.
+    all pairs of some triangles in one loop they overlap.
+
+    Returns:
+        Blocks of bands, from `at` up, and solid ones, from `solid` down.
     """
-    c = _fixed(k)
     zero, one = k.dtype.type(0), k.dtype.type(1)
     for r in range(first, last):
-        row = _fixed_row(rows[r])
-        for piece in range(2 if solid else 1):
-            x, n, start = _band(spans[r], piece)
-            at, px = _at(start), k.dtype.type(x)
+        q = _at(r)
+        begin, end = np.int64(span[q]), np.int64(span[q + _S1])
+        resume, stop = np.int64(span[q + _S2]), np.int64(span[q + _S3])
+        line = r * _STRIDE
+        x = begin
+        while x < stop:
+            if x == end:
+                while x < resume:
+                    solid -= 1
+                    spots[_at(solid)] = line + x
+                    x += BLOCK
+                if x >= stop:
+                    break
+            spots[_at(at)] = line + x
+            near, ux, uy, b0, b1, inside = _nearest(k, rows, q, _ramp(k.dtype.type(x)), zero, one)
+            j = _at(at * _PAIRS)
+            _store(store, j + _W, _pick(inside, near, zero - near))
             if directed:
-                for i in range(_at(n)):
-                    near, ux, uy, b0, b1, inside = _nearest(
-                        c, row, px + k.dtype.type(np.int32(i)), zero, one
-                    )
-                    j = at + i
-                    store[j + _W] = _pick(inside, near, -near)
-                    store[j + _GX] = ux
-                    store[j + _GY] = uy
-                    store[j + _W0] = b0
-                    store[j + _W1] = b1
-            else:
-                for i in range(_at(n)):
-                    near, _, _, _, _, inside = _nearest(
-                        c, row, px + k.dtype.type(np.int32(i)), zero, one
-                    )
-                    store[at + i] = _pick(inside, near, -near)
+                _store(store, j + _GX, ux)
+                _store(store, j + _GY, uy)
+                _store(store, j + _W0, b0)
+                _store(store, j + _W1, b1)
+            at += 1
+            x += BLOCK
+    return at, solid
 
 
-@_compiled(_EXACT)
-def _cover(n, start, compact, directed, k, store):
-    """Weights of pairs from their distances, and if `directed` what the gradients need of them."""
-    inverse, alpha, cull, point = k[_K_INVERSE], k[_K_ALPHA], k[_K_CULL], k[_K_POINT]
-    zero, one = k.dtype.type(0), k.dtype.type(1)
-    at = _at(start)
-    if directed:
+@_compiled(_EXACT, forceinline=True)
+def _cover(first, last, inverse, alpha, compact, directed, store):
+    """Weights of blocks from their distances, and if `directed` what the gradients need of them."""
+    kind = store.dtype.type
+    zero, one, cull, point = kind(0), kind(1), kind(CULL_WEIGHT), kind(1e-9)
+    for block in range(first, last):
+        i = _at(block * _PAIRS)
+        m = _load(store, i)
+        inside = m > zero
+        d = _root(_magnitude(m))
         if compact:
-            for i in range(_at(n)):
-                m = store[at + i]
-                d = np.sqrt(abs(m))
-                cover, slope = _smoothstep(d, m > zero, inverse, point, zero, one)
-                _keep(store, at + i, m, d, cover, slope, alpha, cull, point, zero)
+            cover, slope = _smoothstep(d, inside, inverse, point, zero, one)
         else:
-            for i in range(_at(n)):
-                m = store[at + i]
-                d = np.sqrt(abs(m))
-                cover, slope = _sigmoid(d, m > zero, inverse, point, one)
-                _keep(store, at + i, m, d, cover, slope, alpha, cull, point, zero)
-    elif compact:
-        for i in range(_at(n)):
-            m = store[at + i]
-            cover, _ = _smoothstep(np.sqrt(abs(m)), m > zero, inverse, point, zero, one)
-            v = alpha * cover
-            store[at + i] = _pick(v > cull, v, zero)
-    else:
-        for i in range(_at(n)):
-            m = store[at + i]
-            cover, _ = _sigmoid(np.sqrt(abs(m)), m > zero, inverse, point, one)
-            v = alpha * cover
-            store[at + i] = _pick(v > cull, v, zero)
+            cover, slope = _sigmoid(d, inside, inverse, point, one)
+        v = cover * alpha
+        live = v > cull
+        _store(store, i + _W, _pick(live, v, zero))
+        if directed:
+            slope = _pick(live & (d > point), slope, zero)
+            _store(store, i + _WS, slope * m)
+            slope = _pick(inside, slope, zero - slope)
+            _store(store, i + _GX, _load(store, i + _GX) * slope)
+            _store(store, i + _GY, _load(store, i + _GY) * slope)
 
 
-@njit(inline="always")
-def _keep(store, i, m, d, cover, slope, alpha, cull, point, zero):
-    v = alpha * cover
-    live = v > cull
-    store[i + _W] = _pick(live, v, zero)
-    slope = _pick(live & (d > point), slope, zero)
-    store[i + _WS] = slope * m
-    slope = _pick(m > zero, slope, -slope)
-    store[i + _GX] *= slope
-    store[i + _GY] *= slope
-
-
-@_compiled(_EXACT)
-def _blend(first, last, spans, solid, a, cr, cg, cb, deep, store, pixel):
+@_compiled(_EXACT, forceinline=True)
+def _blend(entry, a, cr, cg, cb, deep, spots, store, pixel):
     """Under what is drawn already: C += c w T, then T -= w T.
 
     Not T *= 1 - w: there the difference is rounded, the same way each time where weights are equal.
@@ -570,42 +780,27 @@ def _blend(first, last, spans, solid, a, cr, cg, cb, deep, store, pixel):
     `deep`: with the transmittance of the groups before, and noting what this one covers: of many
     faint triangles, 1 - Σ w T is a better transmittance than the product of all 1 - w.
     """
-    for r in range(first, last):
-        span = spans[r]
-        for piece in range(2 if solid else 1):
-            x, n, start = _band(span, piece)
-            at, q = _at(start), _at(r * _STRIDE + x)
-            for i in range(_at(n)):
-                p = q + i
-                t, v = pixel[p + _LIGHT], store[at + i]
-                store[at + i + _ABOVE] = t
-                wt = v * t
-                pixel[p + _RED] += cr * wt
-                pixel[p + _GREEN] += cg * wt
-                pixel[p + _BLUE] += cb * wt
-                pixel[p + _LIGHT] = t - wt
-            if deep:
-                for i in range(_at(n)):
-                    t = store[at + i + _ABOVE]
-                    pixel[q + i + _COVER] += store[at + i] * t
-                    store[at + i + _ABOVE] = t * pixel[q + i + _LIGHT_BEFORE]
-        if not solid:
-            continue
-        at, q = _at(span[5]), _at(r * _STRIDE + span[1])
-        for i in range(_at(span[2] - span[1])):
-            p = q + i
-            t = pixel[p + _LIGHT]
-            store[at + i + _ABOVE] = t
-            wt = a * t
-            pixel[p + _RED] += cr * wt
-            pixel[p + _GREEN] += cg * wt
-            pixel[p + _BLUE] += cb * wt
-            pixel[p + _LIGHT] = t - wt
-        if deep:
-            for i in range(_at(span[2] - span[1])):
-                t = store[at + i + _ABOVE]
-                pixel[q + i + _COVER] += a * t
-                store[at + i + _ABOVE] = t * pixel[q + i + _LIGHT_BEFORE]
+    for block in range(entry[3], entry[4]):
+        j, p = _at(block * _PAIRS), _at(spots[_at(block)])
+        _blend_block(_load(store, j + _W), cr, cg, cb, deep, j + _ABOVE, p, store, pixel)
+    v = _all(store.dtype.type(0), a)
+    for block in range(entry[5], entry[6]):
+        j, p = _at(block * BLOCK + _SOLID), _at(spots[_at(block)])
+        _blend_block(v, cr, cg, cb, deep, j, p, store, pixel)
+
+
+@njit(inline="always")
+def _blend_block(v, cr, cg, cb, deep, j, p, store, pixel):
+    t = _load(pixel, p + _LIGHT)
+    wt = v * t
+    _store(pixel, p + _RED, _load(pixel, p + _RED) + wt * cr)
+    _store(pixel, p + _GREEN, _load(pixel, p + _GREEN) + wt * cg)
+    _store(pixel, p + _BLUE, _load(pixel, p + _BLUE) + wt * cb)
+    _store(pixel, p + _LIGHT, t - wt)
+    if deep:
+        _store(pixel, p + _COVER, _load(pixel, p + _COVER) + wt)
+        t = t * _load(pixel, p + _LIGHT_BEFORE)
+    _store(store, j, t)
 
 
 @_compiled(_EXACT)
@@ -633,76 +828,58 @@ def _close_group(a, z, again, pixel):
         pixel[p + _COVER] = zero
 
 
-@_compiled(_SUMS)
-def _back(first, last, spans, solid, a, cr, cg, cb, store, pixel, out):
-    """dL/dw of a triangle's pairs and the sums that need its pixels; what is below moves up."""
-    zero = out.dtype.type(0)
-    for r in range(first, last):
-        span = spans[r]
-        for piece in range(2 if solid else 1):
-            x, n, start = _band(span, piece)
-            at, q = _at(start), _at(r * _STRIDE + x)
-            s0, s1, s2 = zero, zero, zero
-            for i in range(_at(n)):
-                j, p = at + i, q + i
-                v, t, d = store[j + _W], store[j + _ABOVE], pixel[p + _BELOW]
-                r_, g, b = pixel[p + _GR], pixel[p + _GG], pixel[p + _GB]
-                lead = (r_ * cr + g * cg) + (b * cb + pixel[p + _GA]) - d
-                pixel[p + _BELOW] = d + v * lead
-                store[j + _ABOVE] = t * lead
-                wt = v * t
-                s0 += r_ * wt
-                s1 += g * wt
-                s2 += b * wt
-            out[0] += s0
-            out[1] += s1
-            out[2] += s2
-        if not solid:
-            continue
-        at, q = _at(span[5]), _at(r * _STRIDE + span[1])
-        s0, s1, s2, s3 = zero, zero, zero, zero
-        for i in range(_at(span[2] - span[1])):
-            p = q + i
-            t, d = store[at + i + _ABOVE], pixel[p + _BELOW]
-            r_, g, b = pixel[p + _GR], pixel[p + _GG], pixel[p + _GB]
-            lead = (r_ * cr + g * cg) + (b * cb + pixel[p + _GA]) - d
-            pixel[p + _BELOW] = d + a * lead
-            s0 += r_ * t
-            s1 += g * t
-            s2 += b * t
-            s3 += t * lead
-        out[0] += a * s0
-        out[1] += a * s1
-        out[2] += a * s2
-        out[3] += a * s3
-
-
-@_compiled(_SUMS)
-def _gather(n, start, store, out):
-    """The sums over a triangle's stored pairs that need nothing of the pixels."""
-    zero, at = out.dtype.type(0), _at(start)
-    s3, s4, s5, s6, s7, s8, s9, s10 = zero, zero, zero, zero, zero, zero, zero, zero
-    for i in range(_at(n)):
-        j = at + i
-        dw = store[j + _ABOVE]
-        px, py = dw * store[j + _GX], dw * store[j + _GY]
-        b0, b1 = store[j + _W0], store[j + _W1]
-        s3 += dw * store[j + _W]
-        s4 += px
-        s5 += py
-        s6 += px * b0
-        s7 += py * b0
-        s8 += px * b1
-        s9 += py * b1
-        s10 += dw * store[j + _WS]
-    out[3] += s3
-    out[4] += s4
-    out[5] += s5
-    out[6] += s6
-    out[7] += s7
-    out[8] += s8
-    out[9] += s9
-    out[10] += s10
+@_compiled(_EXACT, forceinline=True)
+def _back(entry, a, cr, cg, cb, spots, store, pixel, sums):
+    """Add what a triangle's pairs pull at it to `sums`; what is below moves up."""
+    none = _all(store.dtype.type(0), 0)
+    s0, s1, s2, s3, s4, s5, s6, s7, s8, s9, s10 = (
+        none, none, none, none, none, none, none, none, none, none, none,
+    )  # fmt: skip
+    for block in range(entry[3], entry[4]):
+        j, p = _at(block * _PAIRS), _at(spots[_at(block)])
+        v, t, d = _load(store, j + _W), _load(store, j + _ABOVE), _load(pixel, p + _BELOW)
+        r, g, b = _load(pixel, p + _GR), _load(pixel, p + _GG), _load(pixel, p + _GB)
+        lead = r * cr + g * cg + (b * cb + _load(pixel, p + _GA)) - d
+        _store(pixel, p + _BELOW, d + v * lead)
+        wt = v * t
+        s0 = s0 + r * wt
+        s1 = s1 + g * wt
+        s2 = s2 + b * wt
+        dw = t * lead
+        px, py = dw * _load(store, j + _GX), dw * _load(store, j + _GY)
+        b0, b1 = _load(store, j + _W0), _load(store, j + _W1)
+        s3 = s3 + dw * v
+        s4 = s4 + px
+        s5 = s5 + py
+        s6 = s6 + px * b0
+        s7 = s7 + py * b0
+        s8 = s8 + px * b1
+        s9 = s9 + py * b1
+        s10 = s10 + dw * _load(store, j + _WS)
+    if entry[5] < entry[6]:
+        t0, t1, t2, t3 = none, none, none, none
+        for block in range(entry[5], entry[6]):
+            p = _at(spots[_at(block)])
+            t, d = _load(store, _at(block * BLOCK + _SOLID)), _load(pixel, p + _BELOW)
+            r, g, b = _load(pixel, p + _GR), _load(pixel, p + _GG), _load(pixel, p + _GB)
+            lead = r * cr + g * cg + (b * cb + _load(pixel, p + _GA)) - d
+            _store(pixel, p + _BELOW, d + lead * a)
+            t0 = t0 + r * t
+            t1 = t1 + g * t
+            t2 = t2 + b * t
+            t3 = t3 + lead * t
+        s0, s1, s2, s3 = s0 + t0 * a, s1 + t1 * a, s2 + t2 * a, s3 + t3 * a
+    sums[0] += _total(s0)
+    sums[1] += _total(s1)
+    sums[2] += _total(s2)
+    sums[3] += _total(s3)
+    sums[4] += _total(s4)
+    sums[5] += _total(s5)
+    sums[6] += _total(s6)
+    sums[7] += _total(s7)
+    sums[8] += _total(s8)
+    sums[9] += _total(s9)
+    sums[10] += _total(s10)
 
 
 # --- a tile ---------------------------------------------------------------------------------------
@@ -715,8 +892,8 @@ def _list_tile(ids, count, geo, x0, y0, width, height, columns, rows, entries, s
     """The triangles of a segment's list that touch the tile, and their spans on its rows."""
     n = 0
     left, right = (x0 + 0.5) / width, (x0 + columns - 0.5) / width
-    for r in range(rows):
-        pairs[r] = 0
+    for r in range(TILE_H):
+        pairs[r] = 0.0
     for i in range(count):
         t = ids[i]
         g = geo[t]
@@ -726,27 +903,24 @@ def _list_tile(ids, count, geo, x0, y0, width, height, columns, rows, entries, s
         if top > rows - 1.0 or bottom < 0.0:
             continue
         first, last = np.int64(math.ceil(max(top, 0.0))), np.int64(min(bottom, rows - 1.0)) + 1
-        if _span_rows(g, x0, y0, width, height, columns, first, last, spans[n]) > 0:
+        if _span_rows(g, x0, y0, width, height, columns, first, last, spans[n], pairs) > 0.0:
             entries[n, 0], entries[n, 1], entries[n, 2] = t, first, last
-            for r in range(first, last):
-                pairs[r] += spans[n, r, 3] - spans[n, r, 0]
             n += 1
     return n
 
 
 @_compiled(_EXACT)
-def _cut(g, x0, y0, width, height, spans, first, last, store):
+def _cut(g, x0, y0, width, height, first, last, spots, store):
     """Leave out pixels whose centres lie outside the padded bounding box: spans go beyond it."""
-    for r in range(first, last):
+    for block in range(first, last):
+        r, x = spots[block] // _STRIDE, spots[block] % _STRIDE
         py = (y0 + r + 0.5) / height
         outside = py < g[_TOP] or py > g[_BOTTOM]
-        for piece in range(2):
-            x, n, at = _band(spans[r], piece)
-            for i in range(n):
-                px = (x0 + x + i + 0.5) / width
-                if outside or px < g[_LEFT] or px > g[_RIGHT]:
-                    j = _at(at + i)
-                    store[j + _W] = store[j + _GX] = store[j + _GY] = store[j + _WS] = 0.0
+        for i in range(BLOCK):
+            px = (x0 + x + i + 0.5) / width
+            if outside or px < g[_LEFT] or px > g[_RIGHT]:
+                j = _at(block * _PAIRS + i)
+                store[j + _W] = store[j + _GX] = store[j + _GY] = store[j + _WS] = 0.0
 
 
 @_compiled(_EXACT)
@@ -766,7 +940,7 @@ def _brightest(deep, pixel, first_row, last_row, columns):
 @_compiled(_EXACT)
 def _draw_tile(
     forward, compact, bbox, n, entries, spans, params, geo, x0, y0, width, height, columns,
-    first_row, last_row, k, rows, store, pixel,
+    first_row, last_row, k, rows, spots, store, pixel,
 ):  # fmt: skip
     """Front to back: returns how many entries were drawn before nothing shone through."""
     enough = 1e-10 if params.itemsize == 4 else 1e-18
@@ -774,48 +948,48 @@ def _draw_tile(
     pixel[a:z] = 1.0
     for plane in range(1, 4):
         pixel[plane * _PLANE + a : plane * _PLANE + z] = 0.0
-    at = 0
     deep = n > _GROUP
     if deep:
         pixel[9 * _PLANE + a : 9 * _PLANE + z] = 1.0
         for plane in range(10, 14):
             pixel[plane * _PLANE + a : plane * _PLANE + z] = 0.0
-    for e in range(n):
-        if e > 0 and e % 8 == 0:
+    kind = k.dtype.type
+    at, solid = 0, ROOM // BLOCK
+    for start in range(0, n, 8):
+        if start > 0:
             # What a colour 1e10 times as bright would add is looked for no more.
             if _brightest(deep, pixel, first_row, last_row, columns) < enough:
-                n = e
+                n = start
                 break
-            if e % _GROUP == 0:
+            if start % _GROUP == 0:
                 _close_group(a, z, True, pixel)
-        t = entries[e, 0]
-        first, last = max(entries[e, 1], first_row), min(entries[e, 2], last_row)
-        if first >= last:
-            continue
-        g, span = geo[t], spans[e]
-        # Room for the bands' pairs, then for the solid ones.
-        at = 0 if forward else at
-        entries[e, 3] = at
-        for r in range(first, last):
-            span[r, 4] = at
-            at += span[r, 3] - span[r, 2] + span[r, 1] - span[r, 0]
-        entries[e, 4] = at
-        banded = at > entries[e, 3]
-        for r in range(first, last):
-            span[r, 5] = at
-            at += span[r, 2] - span[r, 1]
-        solid = at > entries[e, 4]
-        entries[e, 5] = solid
-        if banded:
-            _constants(g, x0, y0, width, height, compact, span, first, last, k, rows)
-            _place(first, last, span, solid, not forward, k, rows, store)
-            _cover(entries[e, 4] - entries[e, 3], entries[e, 3], compact, not forward, k, store)
+        end = min(start + 8, n)
+        if forward:
+            at, solid = 0, ROOM // BLOCK
+        for e in range(start, end):
+            entry, span = entries[e], spans[e]
+            entry[3], entry[6] = at, solid
+            t = entry[0]
+            first, last = max(entry[1], first_row), min(entry[2], last_row)
+            if first < last:
+                g = geo[t]
+                _constants(g, x0, y0, width, height, first, last, k, rows)
+                at, solid = _place(first, last, span, at, solid, not forward, k, rows, spots, store)
+            entry[4], entry[5] = at, solid
+        for e in range(start, end):
+            entry = entries[e]
+            g = geo[entry[0]]
+            inverse = kind(g[_INVERSE] / (2.0 * COMPACT_RADIUS) if compact else g[_INVERSE])
+            _cover(entry[3], entry[4], inverse, kind(g[_ALPHA]), compact, not forward, store)
             if bbox:
-                _cut(g, x0, y0, width, height, span, first, last, store)
-        _blend(
-            first, last, span, solid, params.dtype.type(g[_ALPHA]), params[t, 6], params[t, 7],
-            params[t, 8], deep, store, pixel,
-        )  # fmt: skip
+                _cut(g, x0, y0, width, height, entry[3], entry[4], spots, store)
+        for e in range(start, end):
+            entry = entries[e]
+            t = entry[0]
+            _blend(
+                entry, kind(geo[t, _ALPHA]), params[t, 6], params[t, 7], params[t, 8], deep, spots,
+                store, pixel,
+            )  # fmt: skip
     if deep:
         _close_group(a, z, False, pixel)
     return n
@@ -846,38 +1020,50 @@ def _compare_tile(
     """Put the background below, make dL/dC, and start the way back with the background."""
     br, bg, bb = background[0], background[1], background[2]
     zero, two = pixel.dtype.type(0), pixel.dtype.type(2 * scale)
-    n = _at(columns)
+    n, channels = _at(columns), given.shape[2]
     for r in range(first_row, last_row):
         q = _at(r * _STRIDE)
-        row = given[y0 + r, x0 : x0 + columns]
+        row, at = given[y0 + r].reshape(-1), _at(x0 * channels)
         loss, s0, s1, s2 = zero, zero, zero, zero
-        for x in range(n):
-            p = q + x
-            pixel[p + _GR] = row[x, 0]
-            pixel[p + _GG] = row[x, 1]
-            pixel[p + _GB] = row[x, 2]
-        if given.shape[2] == 4:
-            for x in range(n):
-                pixel[q + x + _GA] = row[x, 3]
+        # At fixed strides the compiler reads vectors and shuffles them.
         if fused:
+            for x in range(n):
+                p, i = q + x, at + _at(3) * x
+                t = pixel[p]
+                dr = pixel[p + _RED] + br * t - row[i]
+                dg = pixel[p + _GREEN] + bg * t - row[i + _at(1)]
+                db = pixel[p + _BLUE] + bb * t - row[i + _at(2)]
+                loss += dr * dr + dg * dg + db * db
+                dr, dg, db = dr * two, dg * two, db * two
+                pixel[p + _GR] = dr
+                pixel[p + _GG] = dg
+                pixel[p + _GB] = db
+                pixel[p + _BELOW] = dr * br + dg * bg + db * bb
+                s0 += dr * t
+                s1 += dg * t
+                s2 += db * t
+        else:
+            if channels == 3:
+                for x in range(n):
+                    p, i = q + x, at + _at(3) * x
+                    pixel[p + _GR] = row[i]
+                    pixel[p + _GG] = row[i + _at(1)]
+                    pixel[p + _GB] = row[i + _at(2)]
+            else:
+                for x in range(n):
+                    p, i = q + x, at + _at(4) * x
+                    pixel[p + _GR] = row[i]
+                    pixel[p + _GG] = row[i + _at(1)]
+                    pixel[p + _GB] = row[i + _at(2)]
+                    pixel[p + _GA] = row[i + _at(3)]
             for x in range(n):
                 p = q + x
                 t = pixel[p]
-                dr = pixel[p + _RED] + br * t - pixel[p + _GR]
-                dg = pixel[p + _GREEN] + bg * t - pixel[p + _GG]
-                db = pixel[p + _BLUE] + bb * t - pixel[p + _GB]
-                loss += dr * dr + dg * dg + db * db
-                pixel[p + _GR] = dr * two
-                pixel[p + _GG] = dg * two
-                pixel[p + _GB] = db * two
-        for x in range(n):
-            p = q + x
-            t = pixel[p]
-            dr, dg, db = pixel[p + _GR], pixel[p + _GG], pixel[p + _GB]
-            pixel[p + _BELOW] = dr * br + dg * bg + db * bb
-            s0 += dr * t
-            s1 += dg * t
-            s2 += db * t
+                dr, dg, db = pixel[p + _GR], pixel[p + _GG], pixel[p + _GB]
+                pixel[p + _BELOW] = dr * br + dg * bg + db * bb
+                s0 += dr * t
+                s1 += dg * t
+                s2 += db * t
         # The last block of a span may reach beyond the tile, where there is no gradient.
         for x in range(n, n + _at(BLOCK)):
             p = q + x
@@ -890,22 +1076,16 @@ def _compare_tile(
 
 
 @_compiled(_EXACT)
-def _back_tile(n, entries, spans, params, geo, first_row, last_row, store, pixel, found, sums):
+def _back_tile(n, entries, params, geo, spots, store, pixel, sums):
     """Back to front over what `_draw_tile` stored; adds to the triangles' rows of `sums`."""
     for e in range(n - 1, -1, -1):
-        t = entries[e, 0]
-        first, last = max(entries[e, 1], first_row), min(entries[e, 2], last_row)
-        if first >= last:
-            continue
-        for j in range(11):
-            found[j] = 0.0
-        _back(
-            first, last, spans[e], entries[e, 5] != 0, params.dtype.type(geo[t, _ALPHA]),
-            params[t, 6], params[t, 7], params[t, 8], store, pixel, found,
-        )  # fmt: skip
-        _gather(entries[e, 4] - entries[e, 3], entries[e, 3], store, found)
-        for j in range(11):
-            sums[t, j] += found[j]
+        entry = entries[e]
+        t = entry[0]
+        if entry[3] < entry[4] or entry[5] < entry[6]:
+            _back(
+                entry, params.dtype.type(geo[t, _ALPHA]), params[t, 6], params[t, 7],
+                params[t, 8], spots, store, pixel, sums[t],
+            )  # fmt: skip
 
 
 # --- an item --------------------------------------------------------------------------------------
@@ -913,8 +1093,8 @@ def _back_tile(n, entries, spans, params, geo, first_row, last_row, store, pixel
 
 @_compiled(_EXACT)
 def draw(
-    mode, compact, bbox, params, geo, background, given, images, first, last, lists, spans, store,
-    pixel, sums, part,
+    mode, compact, bbox, params, geo, background, given, images, first, last, lists, spans, spots,
+    store, pixel, sums, part,
 ):  # fmt: skip
     """Draw segments `first` to `last` of one item, in order.
 
@@ -928,7 +1108,8 @@ def draw(
         given: [H, W, C]: dL/dC, or the target.
         images: [H, W, C], written when drawing forward.
         lists: [T, LISTS] int64, scratch, as are the next three.
-        spans: [T, TILE_H, SPAN] int64.
+        spans: [T, SPAN].
+        spots: [ROOM / BLOCK] int64: the pixel at which each stored block begins.
         store: [FIELDS · ROOM], in which pairs are kept; little of it is touched.
         pixel: [PIXELS].
         sums: [T + 1, ACC] float64, added to; the last row: background r g b, loss.
@@ -942,11 +1123,10 @@ def draw(
     scale = 1.0 / (3.0 * height * width)
     segment_h = segment_rows(height)
     pixel[7 * _PLANE : 8 * _PLANE] = 0.0  # dL/dalpha, and it stays so where images have none
-    ids, entries = lists[:, 6], lists[:, :6]
-    pairs = np.empty(TILE_H, np.int64)
+    ids, entries = lists[:, 7], lists[:, :7]
+    pairs = np.empty(TILE_H)
     k = np.empty(_CONSTANTS, params.dtype)
-    rows = np.empty((TILE_H, _ROW), params.dtype)
-    found = np.empty(11, params.dtype)
+    rows = np.empty(_ROWS, params.dtype)
     for segment in range(first, last):
         top = segment * segment_h
         bottom = min(top + segment_h, height)
@@ -985,7 +1165,8 @@ def draw(
                         last_row += 1
                     done = _draw_tile(
                         mode == FORWARD, compact, bbox, n, entries, spans, params, geo, x0, y0,
-                        width, height, columns, first_row, last_row, k, rows, store, pixel,
+                        width, height, columns, first_row, last_row, k, rows, spots, store,
+                        pixel,
                     )  # fmt: skip
                     if mode == FORWARD:
                         _write_tile(background, images, x0, y0, columns, first_row, last_row, pixel)
@@ -994,10 +1175,7 @@ def draw(
                             mode == FUSED, background, given, x0, y0, columns, first_row,
                             last_row, scale, pixel, part[triangles],
                         )  # fmt: skip
-                        _back_tile(
-                            done, entries, spans, params, geo, first_row, last_row, store, pixel,
-                            found, part,
-                        )  # fmt: skip
+                        _back_tile(done, entries, params, geo, spots, store, pixel, part)
                     first_row = last_row
         if mode != FORWARD:
             for i in range(count):
@@ -1062,7 +1240,7 @@ def wait(bell, seen, patience):
 @_compiled(_EXACT)
 def take_part(
     bell, call, desk, segments, each, mode, compact, bbox, params, sigma, counts, geo, background,
-    given, images, lists, spans, store, pixel, sums, part, shared, grads, grad_sigma,
+    given, images, lists, spans, spots, store, pixel, sums, part, shared, grads, grad_sigma,
     grad_background, losses,
 ):  # fmt: skip
     """Draw what of a batch no other thread has begun, and go on until all is begun.
@@ -1100,7 +1278,8 @@ def take_part(
             fits = draw(
                 mode, compact, bbox, params[item], geo[item], background[item],
                 given[0 if mode == FORWARD else item], images[item if mode == FORWARD else 0],
-                segment, segment + 1, lists, spans, store, pixel, shared[item, segment], part,
+                segment, segment + 1, lists, spans, spots, store, pixel, shared[item, segment],
+                part,
             )  # fmt: skip
             if not fits:
                 _tell(desk, 3, 1)
@@ -1114,7 +1293,7 @@ def take_part(
             fits = draw(
                 mode, compact, bbox, params[item], geo[item], background[item],
                 given[0 if mode == FORWARD else item], images[item if mode == FORWARD else 0],
-                0, (height + rows - 1) // rows, lists, spans, store, pixel, sums[0], part,
+                0, (height + rows - 1) // rows, lists, spans, spots, store, pixel, sums[0], part,
             )  # fmt: skip
             if not fits:
                 _tell(desk, 3, 1)
