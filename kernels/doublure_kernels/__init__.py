@@ -23,7 +23,7 @@ from .errors import (
     ShapeError,
     SigmaWarning,
 )
-from .policy import prefers_gpu
+from .policy import Explanation, explain, prefers_gpu
 from .scene import Gradients, Raster, Scene
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ __all__ = [
     "Backend",
     "DeviceError",
     "DtypeError",
+    "Explanation",
     "Gradients",
     "ImageError",
     "NonFiniteError",
@@ -46,6 +47,7 @@ __all__ = [
     "adapter",
     "anneal_sigma",
     "clamp_params",
+    "explain",
     "fused_loss",
     "fused_mse",
     "last_device",

@@ -13,17 +13,23 @@ import importlib.util
 import os
 import threading
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from .backend import Backend
 from .errors import DeviceError
 
 __all__ = [
     "DEVICES",
+    "GPUS",
+    "VULKAN_DEVICE",
     "adapter",
     "best_gpu",
     "check_device",
     "default",
+    "gpu",
+    "gpu_refusals",
     "gpu_trouble",
+    "is_software",
     "last_device",
     "note_device",
     "open_device",
@@ -45,26 +51,70 @@ def _cpu() -> Backend:
     return CpuBackend()
 
 
-def _absent(name: str) -> Callable[[], Backend]:
-    def refuse() -> Backend:
+def _vulkan(choice: str | None = None) -> Backend:
+    if importlib.util.find_spec("vulkan") is None:
+        raise ModuleNotFoundError("No module named 'vulkan'", name="vulkan")
+    try:
+        backend: Backend = import_module(".gpu.vulkan.backend", __package__).VulkanBackend(choice)
+    except OSError as error:  # which the package vulkan raises without the loader's library
         raise DeviceError(
-            f'device "{name}": expected a {name} backend, got none: doublure_kernels.{name} is not '
-            'part of this installation; use device="cpu"'
-        )
+            'device "vulkan": expected the Vulkan loader, got none '
+            f"({error}); install it (Debian, Ubuntu: libvulkan1) and your GPU's driver"
+        ) from error
+    return backend
 
-    return refuse
+
+def _cuda() -> Backend:
+    import torch
+
+    if torch.version.cuda is None:
+        raise DeviceError(
+            f'device "cuda": expected a torch built for CUDA, got torch {torch.__version__}; '
+            "install one of pytorch.org's CUDA wheels"
+        )
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            f'device "cuda": expected an NVIDIA GPU that torch {torch.__version__} can use, got '
+            "none; look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+        )
+    if not _there("cuda.bindings"):
+        major = torch.version.cuda.split(".")[0]
+        raise DeviceError(
+            'device "cuda": expected the package cuda-bindings, got an environment without it; '
+            f"run `pip install 'cuda-bindings=={major}.*'`, the version that fits this torch"
+        )
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:  # a forked child, or a driver that is too old
+        raise DeviceError(
+            f'device "cuda": expected CUDA to start, got: {error}; in a child process start with '
+            'multiprocessing\'s "spawn", or use device="cpu"'
+        ) from error
+    backend: Backend = import_module(".gpu.cuda.backend", __package__).CudaBackend()
+    return backend
+
+
+def _there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # its parent is not there, or is only half
+        return False
 
 
 _OPENERS: dict[str, Callable[[], Backend]] = {
     "reference": _reference,
     "cpu": _cpu,
-    "vulkan": _absent("vulkan"),
-    "cuda": _absent("cuda"),
+    "vulkan": _vulkan,
+    "cuda": _cuda,
 }
-_GPUS = ("cuda", "vulkan")  # the better one first: it needs no copy through the host
+GPUS = ("cuda", "vulkan")
+"""GPU backends, the better one first: it needs no copy through the host."""
 
-DEVICES = ("auto", "cpu", "gpu", *_GPUS, "reference")
+DEVICES = ("auto", "cpu", "gpu", *GPUS, "reference")
 """What `device=` accepts. `gpu` is the best GPU backend there is; `auto` decides by size."""
+
+VULKAN_DEVICE = "DOUBLURE_VULKAN_DEVICE"
+"""The environment variable that chooses Vulkan's device; setting it admits software devices too."""
 
 _lock = threading.RLock()
 _opened: dict[str, Backend] = {}  # in the order of opening
@@ -85,19 +135,27 @@ def check_device(device: str) -> None:
         raise _unknown("device", device, DEVICES)
 
 
-def open_device(name: str) -> Backend:
+def open_device(name: str, choice: str | None = None) -> Backend:
     """Open a backend of your own; close it when done.
 
     Args:
         name: `reference` (torch, slow, the truth), `cpu`, `vulkan` or `cuda`.
+        choice: Which of Vulkan's devices: a part of its name, its kind (`discrete`, `integrated`,
+            `virtual`, `cpu`), its UUID or its index. None takes what DOUBLURE_VULKAN_DEVICE says,
+            else the best one. CUDA draws on the device that its tensors are on.
     Raises:
         DeviceError: There is no such backend, it is not installed, or this machine has no such
             device.
     """
     if name not in _OPENERS:
         raise _unknown("open_device", name, tuple(_OPENERS))
+    if choice is not None and name != "vulkan":
+        raise DeviceError(
+            f'open_device: expected a choice of device for "vulkan" only, got {choice!r} for '
+            f'"{name}"; leave it out'
+        )
     try:
-        return _OPENERS[name]()
+        return _OPENERS[name]() if choice is None else _vulkan(choice)
     except ModuleNotFoundError as error:
         raise DeviceError(
             f'device "{name}": expected the package {error.name}, got an environment without it; '
@@ -124,23 +182,58 @@ def default(name: str) -> Backend:
 
 def best_gpu() -> Backend | None:
     """The process's own best GPU backend; None where there is none, `gpu_trouble` says why."""
-    for name in _GPUS:
-        backend = _opened.get(name)
+    for name in GPUS:
+        backend = gpu(name)
         if backend is not None:
             return backend
-        with _lock:
-            if name in _refused:
-                continue
+    return None
+
+
+def _admitted(name: str) -> Backend:
+    """As `default`, but software devices are refused. The caller holds the lock."""
+    backend = _opened.get(name)
+    found = backend or open_device(name)
+    if is_software(found) and not os.environ.get(VULKAN_DEVICE):
+        text = (
+            f'device "{name}": expected a GPU, got the software device {found.adapter}; '
+            f'use device="{name}" or set {VULKAN_DEVICE} to draw on it all the same'
+        )
+        if backend is None:
+            found.close()
+        raise DeviceError(text)
+    if backend is None:
+        _hook()
+        _opened[name] = found
+    return found
+
+
+def is_software(backend: Backend) -> bool:
+    """Whether a GPU backend's device is really the processor, as lavapipe and SwiftShader are."""
+    return getattr(backend, "kind", None) == "cpu"
+
+
+def gpu(name: str) -> Backend | None:
+    """The process's own GPU backend of that name; None where it is not there, or is software.
+
+    It is tried once; `gpu_refusals` then says why it was refused.
+    """
+    with _lock:
+        if name not in _refused:
             try:
-                return default(name)
+                return _admitted(name)
             except DeviceError as error:
                 _refused[name] = error
     return None
 
 
+def gpu_refusals() -> dict[str, str]:
+    """Why GPU backends that were tried are not used, by name."""
+    return {name: str(error) for name, error in list(_refused.items())}
+
+
 def gpu_trouble() -> str:
     """Why `best_gpu` found none, one sentence a backend."""
-    return "; ".join(str(error) for error in list(_refused.values()))
+    return "; ".join(gpu_refusals().values())
 
 
 def adapter() -> str | None:

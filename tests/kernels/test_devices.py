@@ -3,6 +3,9 @@
 import subprocess
 import sys
 import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import doublure_kernels
@@ -31,8 +34,16 @@ class Stand:
         self._closed.append(self.name)
 
 
+@pytest.fixture(autouse=True)
+def uncalibrated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    policy.forget_calibration()
+    yield
+    policy.forget_calibration()
+
+
 @pytest.fixture
-def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Openers of stand-ins for reference and cpu; the names of those closed, in order."""
     names: list[str] = []
     devices.shutdown()
@@ -46,6 +57,13 @@ def add_gpu(monkeypatch: pytest.MonkeyPatch, name: str, closed: list[str], **mor
     gpu = Stand(name, closed, adapter=f"A {name} card")
     vars(gpu).update(more)
     monkeypatch.setitem(devices._OPENERS, name, lambda: gpu)
+
+
+def lack_gpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def refuse() -> None:
+        raise errors.DeviceError(f"no {name} here")
+
+    monkeypatch.setitem(devices._OPENERS, name, refuse)
 
 
 def test_importing_brings_neither_torch_nor_numba_and_opens_nothing() -> None:
@@ -125,14 +143,93 @@ def test_a_device_of_ones_own_is_apart_from_the_process_s(name: str) -> None:
     own.close()
 
 
-@pytest.mark.parametrize("name", ["vulkan", "cuda"])
-def test_a_device_that_is_not_installed_says_so(name: str) -> None:
+def test_without_the_package_vulkan_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "vulkan", None)
     with pytest.raises(errors.DeviceError) as caught:
-        doublure_kernels.open_device(name)
+        doublure_kernels.open_device("vulkan")
     assert str(caught.value) == (
-        f'device "{name}": expected a {name} backend, got none: doublure_kernels.{name} is not '
-        'part of this installation; use device="cpu"'
+        'device "vulkan": expected the package vulkan, got an environment without it; '
+        "install doublure[kernels]"
     )
+
+
+def test_without_the_loader_of_vulkan_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("cannot find libvulkan.so")
+
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda _: True)
+    monkeypatch.setattr(devices, "import_module", fail)
+    with pytest.raises(errors.DeviceError) as caught:
+        doublure_kernels.open_device("vulkan")
+    assert str(caught.value) == (
+        'device "vulkan": expected the Vulkan loader, got none (cannot find libvulkan.so); '
+        "install it (Debian, Ubuntu: libvulkan1) and your GPU's driver"
+    )
+
+
+def test_a_choice_of_device_is_vulkan_s_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(devices, "_vulkan", asked.append)
+    doublure_kernels.open_device("vulkan", "lavapipe")
+    assert asked == ["lavapipe"]
+    with pytest.raises(errors.DeviceError) as caught:
+        doublure_kernels.open_device("cpu", "0")
+    assert str(caught.value) == (
+        'open_device: expected a choice of device for "vulkan" only, got \'0\' for "cpu"; '
+        "leave it out"
+    )
+
+
+def fake_torch(
+    monkeypatch: pytest.MonkeyPatch, built: str | None, there: bool, trouble: str | None = None
+) -> None:
+    """A torch that `devices` imports instead of the real one."""
+
+    def init() -> None:
+        if trouble:
+            raise RuntimeError(trouble)
+
+    torch = types.SimpleNamespace(
+        __version__="2.11.0",
+        version=types.SimpleNamespace(cuda=built),
+        cuda=types.SimpleNamespace(is_available=lambda: there, init=init),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+
+@pytest.mark.parametrize(
+    ("built", "there", "bindings", "trouble", "text"),
+    [
+        (None, False, True, None, "expected a torch built for CUDA, got torch 2.11.0; install one"),
+        ("13.0", False, True, None, "expected an NVIDIA GPU that torch 2.11.0 can use, got none"),
+        ("13.0", True, False, None, "run `pip install 'cuda-bindings==13.*'`"),
+        ("13.0", True, True, "cannot re-initialize", "got: cannot re-initialize; in a child"),
+    ],
+)
+def test_what_cuda_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    built: str | None,
+    there: bool,
+    bindings: bool,
+    trouble: str | None,
+    text: str,
+) -> None:
+    fake_torch(monkeypatch, built, there, trouble)
+    monkeypatch.setattr(devices, "_there", lambda _: bindings)
+    with pytest.raises(errors.DeviceError) as caught:
+        doublure_kernels.open_device("cuda")
+    assert str(caught.value).startswith('device "cuda": ')
+    assert text in str(caught.value)
+
+
+def test_a_module_whose_parent_is_missing_is_not_there() -> None:
+    assert devices._there("json.decoder")
+    assert not devices._there("no_such_package.bindings")
+    assert not devices._there("json.no_such_module")
 
 
 @pytest.mark.parametrize(
@@ -262,20 +359,26 @@ def test_last_device_is_the_thread_s_own_where_it_has_one(closed: list[str]) -> 
     assert doublure_kernels.last_device() == "reference"
 
 
-def test_without_a_gpu_there_is_no_adapter_and_gpu_says_why() -> None:
+@pytest.mark.usefixtures("closed")
+def test_without_a_gpu_there_is_no_adapter_and_gpu_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in devices.GPUS:
+        lack_gpu(monkeypatch, name)
     assert doublure_kernels.adapter() is None
     with pytest.raises(errors.DeviceError) as caught:
         policy.choose("gpu", batch=1, triangles=1, pixels=1)
     text = str(caught.value)
     assert text.startswith('device "gpu": expected a GPU backend, got none (')
-    assert "doublure_kernels.cuda is not part of this installation" in text
-    assert "doublure_kernels.vulkan is not part of this installation" in text
+    assert "no cuda here; no vulkan here" in text
+    assert devices.gpu_refusals() == {"cuda": "no cuda here", "vulkan": "no vulkan here"}
     assert text.endswith('use device="auto" or "cpu"')
 
 
 def test_with_gpus_the_better_one_serves(
     closed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lack_gpu(monkeypatch, "cuda")
     add_gpu(monkeypatch, "vulkan", closed)
     assert doublure_kernels.adapter() == "A vulkan card"
     add_gpu(monkeypatch, "cuda", closed)
@@ -290,6 +393,8 @@ def test_auto_goes_by_size_and_leaves_float64_to_the_cpu(
     closed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "_cores", lambda: 2)
+    for name in devices.GPUS:
+        lack_gpu(monkeypatch, name)
     large = {"batch": 16, "triangles": 512, "pixels": 65536}
     assert policy.choose("auto", **large).name == "cpu"
     devices.shutdown()
@@ -298,3 +403,45 @@ def test_auto_goes_by_size_and_leaves_float64_to_the_cpu(
     assert policy.choose("auto", **large, double=True).name == "cpu"
     assert policy.choose("auto", batch=1, triangles=4, pixels=256).name == "cpu"
     assert policy.choose("cpu", **large).name == "cpu"
+
+
+def test_a_software_device_is_no_gpu_unless_it_is_asked_for(
+    closed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(devices.VULKAN_DEVICE, raising=False)
+    lack_gpu(monkeypatch, "cuda")
+    add_gpu(monkeypatch, "vulkan", closed, kind="cpu", discrete=False)
+    assert devices.best_gpu() is None
+    assert closed == ["vulkan"], "what is not used is not kept open"
+    assert devices.gpu_refusals()["vulkan"] == (
+        'device "vulkan": expected a GPU, got the software device A vulkan card; use '
+        'device="vulkan" or set DOUBLURE_VULKAN_DEVICE to draw on it all the same'
+    )
+    assert policy.choose("auto", batch=64, triangles=4096, pixels=1 << 20).name == "cpu"
+    assert policy.choose("vulkan", batch=1, triangles=1, pixels=1).name == "vulkan"
+    assert devices.best_gpu() is None, "by name it is open, and still no GPU"
+    devices.shutdown()
+    monkeypatch.setenv(devices.VULKAN_DEVICE, "cpu")
+    assert policy.choose("gpu", batch=1, triangles=1, pixels=1).name == "vulkan"
+
+
+@pytest.mark.usefixtures("closed")
+def test_a_small_call_opens_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+    for name in devices.GPUS:
+        monkeypatch.setitem(devices._OPENERS, name, lambda name=name: opened.append(name))
+    assert policy.choose("auto", batch=1, triangles=4, pixels=256).name == "cpu"
+    assert opened == []
+
+
+def test_tensors_on_cuda_stay_there_whatever_their_size(
+    closed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {"batch": 1, "triangles": 1, "pixels": 1}
+    add_gpu(monkeypatch, "cuda", closed)
+    add_gpu(monkeypatch, "vulkan", closed)
+    assert policy.choose("auto", **small, where="cuda").name == "cuda"
+    assert policy.choose("auto", **small, where="cuda", double=True).name == "cpu"
+    devices.shutdown()
+    lack_gpu(monkeypatch, "cuda")
+    assert policy.choose("auto", **small, where="cuda").name == "cpu"
