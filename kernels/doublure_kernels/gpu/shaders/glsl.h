@@ -3,6 +3,7 @@
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_vote : require
+#extension GL_KHR_shader_subgroup_ballot : require
 #extension GL_KHR_shader_subgroup_arithmetic : require
 
 layout(constant_id = 0) const int LANES = 32;
@@ -66,8 +67,7 @@ STORAGE(15, vec4, geometry_);
 #define TOTALS(i) totals_[i]
 
 shared vec4 con[CHUNK * CON];
-shared uvec2 entry[CHUNK];  // slot, number
-shared uint order[CHUNK];
+shared uint slots[CHUNK];
 shared uint list[LIST];
 shared vec4 kept_light[KEPT * LANES];
 shared uint kept_at[KEPT];
@@ -111,6 +111,9 @@ vec2 two_product(float a, float b) {
 #define TEAM_ADD_UINT subgroupAdd
 #define TEAM_RANK(flag) subgroupExclusiveAdd(flag ? 1u : 0u)
 #define TEAM_COUNT(flag) subgroupAdd(flag ? 1u : 0u)
+#define TEAM_MASK(flag) subgroupBallot(flag).x
+#define LOWEST findLSB
+#define HIGHEST findMSB
 #define TEAM_ANY subgroupAny
 #define LANE gl_SubgroupInvocationID
 

@@ -70,6 +70,9 @@ FN uint add_before(uint v) {
 #define TEAM_ADD_UINT add_all_uint
 #define TEAM_RANK(flag) uint(__popc(__ballot_sync(ALL, flag) & ((1u << threadIdx.x) - 1u)))
 #define TEAM_COUNT(flag) uint(__popc(__ballot_sync(ALL, flag)))
+#define TEAM_MASK(flag) __ballot_sync(ALL, flag)
+#define LOWEST(bits) (__ffs(int(bits)) - 1)
+#define HIGHEST(bits) (31 - __clz(int(bits)))
 #define TEAM_ANY(flag) (__any_sync(ALL, flag) != 0)
 #define STORE_SUMS store_sums
 
@@ -77,8 +80,7 @@ struct Kernel {
     const Args &args;
     const Settings &set;
     vec4 *con = nullptr;
-    uvec2 *entry = nullptr;
-    uint *order = nullptr;
+    uint *slots = nullptr;
     uint *list = nullptr;
     vec4 *kept_light = nullptr;
     uint *kept_at = nullptr;
@@ -128,13 +130,18 @@ extern "C" __global__ void __launch_bounds__(LANES) scan(const __grid_constant__
 
 extern "C" __global__ void __launch_bounds__(LANES, 16) draw(const __grid_constant__ Args args) {
     __shared__ vec4 con[CHUNK * CON];
-    __shared__ uvec2 entry[CHUNK];  // slot, number
-    __shared__ uint order[CHUNK];
+    __shared__ uint slots[CHUNK];
     __shared__ uint list[LIST];
     __shared__ vec4 kept_light[KEPT * LANES];
     __shared__ uint kept_at[KEPT];
-    Kernel k{args, args.settings, con, entry, order, list, kept_light, kept_at};
-    k.draw_main(threadIdx.x, uvec2(blockIdx.x, blockIdx.y), blockIdx.z);
+    Kernel k{args, args.settings, con, slots, list, kept_light, kept_at};
+    // From the middle rows of all items outwards: triangles are fewer at an image's border, and what
+    // comes last is waited for by all.
+    uint n = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+    uint item = n % gridDim.z, place = n / gridDim.z;
+    uint row = place / gridDim.x, middle = (gridDim.y - 1u) / 2u;
+    row = (row & 1u) != 0u ? middle + (row + 1u) / 2u : middle - row / 2u;
+    k.draw_main(threadIdx.x, uvec2(place % gridDim.x, row), item);
 }
 
 extern "C" __global__ void __launch_bounds__(LANES) reduce(const __grid_constant__ Args args) {

@@ -341,26 +341,21 @@ FN uint append(uint lane, uint item, uvec2 tile, int from, int step, uint listed
     return listed;
 }
 
-// The constants of `count` listed triangles, up to CHUNK, `first` and on; `number` is what the first is
-// among all candidates, counted from the front, and `step` how that goes on. `order` then has those
-// that cover something; returns how many.
-FN uint prepare(uint lane, uint item, uvec2 tile, float x0, float y0, uint first, uint count, uint number,
-                int step) {
+// The constants of `count` listed triangles, up to CHUNK, `first` and on. Returns which of them cover
+// something, a bit each.
+FN uint prepare(uint lane, uint item, uvec2 tile, float x0, float y0, uint first, uint count) {
     TEAM_SYNC;  // nobody reads the chunk before any more
     bool keep = false;
     if (lane < count) {
-        uint t = list[first + lane];
-        uint index = item * set.triangles + t;
+        uint index = item * set.triangles + list[first + lane];
         keep = constants(index, x0, y0, lane * uint(CON));
         uint slot;
         meets(index, tile, slot);
-        entry[lane] = uvec2(slot, uint(int(number) + step * int(lane)));
+        slots[lane] = slot;
         if (MODE != FORWARD && !keep) nothing(slot);
     }
-    uint place = TEAM_RANK(keep);
-    if (keep) order[place] = lane;
     TEAM_SYNC;
-    return TEAM_COUNT(keep);
+    return TEAM_MASK(keep);
 }
 
 // --- its pixels ---------------------------------------------------------------------------------
@@ -466,27 +461,17 @@ FN void close_group(INOUT_ARRAY(float, light, 4), INOUT_ARRAY(float, red, 4), IN
     }
 }
 
-// What pass 2 knows of a lane's four pixels.
+// What pass 2 knows of a lane's four pixels. `reopened` is the light above the triangle at hand where it
+// is the one that closed the pixel, else 0.
 struct Back {
-    float light[4], below[4], gr[4], gg[4], gb[4], ga[4], closed_light[4];
-    int closed[4];
-    bool any_closed;
+    float light[4], below[4], gr[4], gg[4], gb[4], ga[4], reopened[4];
 };
-
-// What the light above a triangle of weight w was, from that below it.
-FN void rise(INOUT(Back) q, int p, float w) {
-    q.light[p] = FMA(q.light[p], w * RECIPROCAL(1.0f - w), q.light[p]);
-}
-
-// The same where a pixel was closed: nothing shone below, and the light above the triangle that closed
-// it was kept.
-FN void reopen(INOUT(Back) q, int serial, int p, float light) {
-    if (!(light > 0.0f)) q.light[p] = serial == q.closed[p] ? q.closed_light[p] : 0.0f;
-}
 
 // Move a pixel in front of a triangle, and add to what its colour and opacity get. Returns dL/dw.
 FN float pass_colour(INOUT(Back) q, int p, float w, vec4 look, INOUT_ARRAY(float, sums, 12)) {
-    float t = q.light[p];
+    // The light above it from that below. Where a pixel is closed both are 0.
+    float t = FMA(q.light[p], w * RECIPROCAL(max(1.0f - w, 3e-8f)), q.light[p] + q.reopened[p]);
+    q.light[p] = t;
     float lead = FMA(q.gr[p], look.y, FMA(q.gg[p], look.z, q.gb[p] * look.w)) - q.below[p];
     if (CHANNELS == 4) lead += q.ga[p];
     q.below[p] = FMA(w, lead, q.below[p]);
@@ -499,19 +484,16 @@ FN float pass_colour(INOUT(Back) q, int p, float w, vec4 look, INOUT_ARRAY(float
 }
 
 // Of a triangle that covers all of the tile: its boundary feels nothing.
-FN void pull_all(uint at, int serial, INOUT(Back) q, INOUT_ARRAY(float, sums, 12)) {
+FN void pull_all(uint at, INOUT(Back) q, INOUT_ARRAY(float, sums, 12)) {
     vec4 look = con[at + 10u];
     UNROLL for (int p = 0; p < 4; p++) {
-        float light = q.light[p];
-        rise(q, p, look.x);
-        if (q.any_closed) reopen(q, serial, p, light);
         pass_colour(q, p, look.x, look, sums);
     }
 }
 
 // Four pixels of an entry. `sums`: dL/dC w T; dL/dw w; of the pull on the boundary all of it, the first
 // vertex's share, the second's; sigma's.
-FN void pull(uint at, int serial, float x, float y, INOUT(Back) q, INOUT_ARRAY(float, sums, 12)) {
+FN void pull(uint at, float x, float y, INOUT(Back) q, INOUT_ARRAY(float, sums, 12)) {
     vec4 look = con[at + 10u], inverse = con[at + 9u];
     float least = con[at + 11u].y;
     Row row;
@@ -556,9 +538,6 @@ FN void pull(uint at, int serial, float x, float y, INOUT(Back) q, INOUT_ARRAY(f
         w = seen ? w : 0.0f;
         slope = seen ? slope : 0.0f;
 
-        float light = q.light[p];
-        rise(q, p, w);
-        if (q.any_closed) reopen(q, serial, p, light);
         float force = pass_colour(q, p, w, look, sums) * slope;
         sums[10] = FMA(force, outward, sums[10]);
         force *= outer;
@@ -650,9 +629,9 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
             }
         }
         uint count = min(listed - taken, uint(CHUNK));
-        found = prepare(lane, item, tile, x0, y0, taken, count, number, 1);
-        for (uint i = 0u; i < found; i++) {
-            uint e = order[i], at = e * uint(CON);
+        found = prepare(lane, item, tile, x0, y0, taken, count);
+        for (uint rest = found; rest != 0u; rest &= rest - 1u) {
+            uint e = uint(LOWEST(rest)), at = e * uint(CON);
             vec4 look = con[at + 10u];
             float w[4];
             if (con[at + 11u].z != 0.0f) {
@@ -674,7 +653,7 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
             if (least < enough) {
                 UNROLL for (int p = 0; p < 4; p++) {
                     if (t[p] > 0.0f && under[p] * light[p] < CLOSED) {
-                        closed[p] = int(entry[e].y);
+                        closed[p] = int(number + e);
                         closed_light[p] = t[p] * light[p];
                         under[p] = 0.0f;
                         any_closed = true;
@@ -739,13 +718,11 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
         q.ga[p] = ga;
         q.light[p] = light[p];
         q.below[p] = gr * base_r + gg * base_g + gb * base_b;
-        q.closed[p] = closed[p];
-        q.closed_light[p] = closed_light[p];
+        q.reopened[p] = 0.0f;
         sum_r = FMA(gr, light[p], sum_r);
         sum_g = FMA(gg, light[p], sum_g);
         sum_b = FMA(gb, light[p], sum_b);
     }
-    q.any_closed = any_closed;
     sum_r = TEAM_ADD(sum_r);
     sum_g = TEAM_ADD(sum_g);
     sum_b = TEAM_ADD(sum_b);
@@ -787,14 +764,11 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
             if (there % uint(CHUNK) != 0u) count = there % uint(CHUNK);
             there -= count;
         }
-        if (again || number < all) {
-            found = prepare(lane, item, tile, x0, y0, again ? position : there, count,
-                            again ? number - 1u : there, again ? -1 : 1);
-        }
-        for (uint i = 0u; i < found; i++) {
-            uint e = order[again ? i : found - 1u - i], at = e * uint(CON);
-            uvec2 one = entry[e];
-            int serial = int(one.y);
+        if (again || number < all) found = prepare(lane, item, tile, x0, y0, again ? position : there, count);
+        for (uint rest = found; rest != 0u;) {
+            uint e = uint(again ? LOWEST(rest) : HIGHEST(rest)), at = e * uint(CON);
+            rest ^= 1u << e;
+            int serial = int(again ? number - 1u - e : there + e);
             while (right_at > serial) {
                 kept -= 1u;
                 vec4 l = kept_light[kept * uint(LANES) + lane];
@@ -804,14 +778,17 @@ FN void draw_main(uint lane, uvec2 tile, uint item) {
                 q.light[3] = l.w;
                 right_at = kept > 0u ? int(kept_at[kept - 1u]) : 0;
             }
+            if (any_closed) {
+                UNROLL for (int p = 0; p < 4; p++) q.reopened[p] = serial == closed[p] ? closed_light[p] : 0.0f;
+            }
             float sums[12];
             UNROLL for (int j = 0; j < 12; j++) sums[j] = 0.0f;
             if (con[at + 11u].z != 0.0f) {
-                pull_all(at, serial, q, sums);
+                pull_all(at, q, sums);
             } else {
-                pull(at, serial, x, y, q, sums);
+                pull(at, x, y, q, sums);
             }
-            STORE_SUMS(lane, one.x, sums);
+            STORE_SUMS(lane, slots[e], sums);
         }
         if (again) position += count;
         number -= count;
