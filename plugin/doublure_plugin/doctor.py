@@ -40,6 +40,19 @@ print(json.dumps({
     "adapters": [dict(a.info) for a in wgpu.gpu.enumerate_adapters_sync()],
 }))
 """
+_MARK = "doublure-doctor: "
+_ASK_SECTIONS = f"""
+import json
+from importlib.metadata import entry_points
+for entry in sorted(entry_points(group="doublure.doctor"), key=lambda entry: entry.name):
+    try:
+        for record in entry.load()():
+            print({_MARK!r} + json.dumps(record), flush=True)
+    except Exception as error:
+        text = f"{{type(error).__name__}}: {{error}}"
+        record = {{"name": entry.name, "status": "note", "text": text}}
+        print({_MARK!r} + json.dumps(record), flush=True)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,7 @@ def check_all() -> Iterator[Check]:
     """Every check, in the order in which one needs the other."""
     for look in (_host, _packages, _temporary, _loopback, _port, _transport, _trainer, _adapters):
         yield look()
+    yield from _sections()
 
 
 def _host() -> Check:
@@ -169,6 +183,52 @@ def _adapters() -> Check:
         "wgpu", sys.executable, _ASK_ADAPTERS, describe, missing="note",
         hint="only the wgpu host needs it: pip install 'doublure[wgpu]'",
     )  # fmt: skip
+
+
+def _sections() -> Iterator[Check]:
+    """What other packages look at, by the entry points ``doublure.doctor``.
+
+    Each names a function without arguments that yields dictionaries of a `Check`'s fields; nothing
+    that the plugin needs, so no status is worse than ``note``. They run in the trainer's
+    interpreter, where those packages are; what was said before a driver crashed is still told.
+    """
+    try:
+        python = find_python()
+    except SpawnError:
+        return  # which the look at the trainer has said
+    try:
+        done = subprocess.run(
+            [python, "-c", _ASK_SECTIONS],
+            env=scrubbed_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_IMPORT_S,
+            check=False,
+        )
+    except OSError as error:
+        yield Check("further checks", "note", f"{python}: {error}")
+        return
+    except subprocess.TimeoutExpired as error:
+        yield from _marked(error.stdout or b"")
+        yield Check("further checks", "note", f"{python}: no answer in {_IMPORT_S:.0f} s")
+        return
+    yield from _marked(done.stdout)
+    if done.returncode != 0:
+        log = done.stderr.decode("utf-8", "replace").strip().rsplit("\n", 1)[-1]
+        text = f"{python}: ended with status {done.returncode} before it was done"
+        yield Check("further checks", "note", f"{text}; {log}" if log else text)
+
+
+def _marked(output: bytes) -> Iterator[Check]:
+    for line in output.decode("utf-8", "replace").splitlines():
+        if not line.startswith(_MARK):
+            continue  # drivers print what they like
+        try:
+            said = json.loads(line.removeprefix(_MARK))
+            status: Literal["ok", "note"] = "ok" if said["status"] == "ok" else "note"
+            yield Check(str(said["name"]), status, str(said["text"]))
+        except (ValueError, KeyError, TypeError):
+            yield Check("further checks", "note", f"not understood: {line[:80]!r}")
 
 
 def _ask(

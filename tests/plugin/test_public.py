@@ -60,6 +60,7 @@ def test_the_doctor_prints_every_check(
 ) -> None:
     monkeypatch.setattr(doctor, "_ASK_TRAINER", "raise ImportError('No module named torch')")
     monkeypatch.setattr(doctor, "_ASK_ADAPTERS", 'print(\'{"wgpu": "1.0", "adapters": []}\')')
+    monkeypatch.setattr(doctor, "_ASK_SECTIONS", "")
     assert __main__.main(["doctor"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1].rstrip(":") for line in lines] == [
@@ -79,10 +80,50 @@ def test_the_doctor_says_well_when_all_is_well(
     answer = {"python": "3", "torch": "2.9", "cuda": 2, "where": "/x"}
     monkeypatch.setattr(doctor, "_ASK_TRAINER", f"print({json.dumps(answer)!r})")
     monkeypatch.setattr(doctor, "_ASK_ADAPTERS", "import wgpu_that_is_not_there")
+    monkeypatch.setattr(doctor, "_ASK_SECTIONS", "")
     assert __main__.main(["doctor", "--json"]) == 0
     checks = {c["name"]: c for c in json.loads(capsys.readouterr().out)}
     assert "torch 2.9, 2 CUDA devices" in checks["trainer"]["text"]
     assert checks["wgpu"]["status"] == "note"
+
+
+def say(*lines: str) -> str:
+    return ";".join(f"print({line!r}, flush=True)" for line in lines)
+
+
+def test_the_doctor_tells_what_other_packages_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = json.dumps({"name": "rasterizer cpu", "status": "ok", "text": "numba 0.6, 8 threads"})
+    said = say("a driver's banner", doctor._MARK + record, doctor._MARK + "{")
+    monkeypatch.setattr(doctor, "_ASK_SECTIONS", said)
+    assert list(doctor._sections()) == [
+        doctor.Check("rasterizer cpu", "ok", "numba 0.6, 8 threads"),
+        doctor.Check("further checks", "note", f"not understood: {doctor._MARK + '{'!r}"),
+    ]
+
+
+def test_the_doctor_survives_a_driver_that_crashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = json.dumps({"name": "rasterizer vulkan", "status": "note", "text": "no driver"})
+    code = f"import os; {say(doctor._MARK + record)}; os.abort()"
+    monkeypatch.setattr(doctor, "_ASK_SECTIONS", code)
+    first, last = doctor._sections()
+    assert first == doctor.Check("rasterizer vulkan", "note", "no driver")
+    assert last.status == "note"
+    assert "ended with status -6 before it was done" in last.text
+
+
+def test_a_package_s_look_that_raises_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Entry:
+        name = "rasterizer"
+
+        def load(self) -> None:
+            raise ImportError("no numba")
+
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [Entry()])
+    exec(doctor._ASK_SECTIONS, {})
+    (check,) = doctor._marked(capsys.readouterr().out.encode())
+    assert check == doctor.Check("rasterizer", "note", "ImportError: no numba")
 
 
 @pytest.mark.parametrize("words", [[], ["doktor"], ["doctor", "--yaml"]])
