@@ -489,7 +489,7 @@ _LOW, _OFFSET, _ALONG_A, _ALONG_B = (_at(TILE_H * i) for i in range(1, 5))
 
 
 @_compiled(_EXACT)
-def _bounds(g, k, px, py, width, height, out, full):
+def _bounds(g, k, px, py, width, row_height, out, full):
     """How an edge bounds the row at `py`, in pixels from `px` on, and how that moves with a row.
 
     Returns:
@@ -501,7 +501,7 @@ def _bounds(g, k, px, py, width, height, out, full):
         return -far, 0.0, far, 0.0, -far, far
     e = _EDGE + 6 * k
     d = g[e + 2] * (px - g[_VERTEX + 2 * k]) + g[e + 3] * (py - g[_VERTEX + 2 * k + 1])
-    up, step = g[e + 3] / height, g[e + 5] * width
+    up, step = g[e + 3] * row_height, g[e + 5] * width
     if step > 0.0:
         return (-out - d) * step - 0.01, -up * step, far, 0.0, (full - d) * step + 0.01, far
     if step < 0.0:
@@ -528,20 +528,19 @@ def _blocks(n):
 
 
 @_compiled(_EXACT, forceinline=True)
-def _span_rows(g, x0, y0, width, height, columns, first, last, span, pairs):
+def _span_rows(g, px, py, width, row_height, columns, first, last, span, pairs):
     """The triangle's spans on rows `first` to `last` of the tile, whose pixels `pairs` counts too.
 
     Returns:
         How many pixels they have.
     """
-    py, px = (y0 + 0.5) / height, (x0 + 0.5) / width
     left = (g[_LEFT] - px) * width - 0.01
     right = min((g[_RIGHT] - px) * width + 0.01, columns - 1.0)
     left = max(left, 0.0)
     out, full = g[_OUT], g[_IN]
-    l0, ls0, h0, hs0, i0, j0 = _bounds(g, 0, px, py, width, height, out, full)
-    l1, ls1, h1, hs1, i1, j1 = _bounds(g, 1, px, py, width, height, out, full)
-    l2, ls2, h2, hs2, i2, j2 = _bounds(g, 2, px, py, width, height, out, full)
+    l0, ls0, h0, hs0, i0, j0 = _bounds(g, 0, px, py, width, row_height, out, full)
+    l1, ls1, h1, hs1, i1, j1 = _bounds(g, 1, px, py, width, row_height, out, full)
+    l2, ls2, h2, hs2, i2, j2 = _bounds(g, 2, px, py, width, row_height, out, full)
     last_column = -1.0 if g[_FLAT] != 0.0 else columns - 1.0
     found = _all(0.0, 0)
     for start in range(first & ~7, last, BLOCK):
@@ -577,10 +576,9 @@ def _limited(x):
 
 
 @_compiled(_EXACT, forceinline=True)
-def _constants(g, x0, y0, width, height, first, last, k, rows):
+def _constants(g, px, py, width, column_width, row_height, first, last, k, rows):
     """What the pixel loops need of a triangle in a tile, in `k` and `rows`."""
     kind = k.dtype.type
-    py, px = (y0 + 0.5) / height, (x0 + 0.5) / width
     for j in range(3):
         vx = min(max((g[_VERTEX + 2 * j] - px) * width, -_FAR), _FAR)
         high = kind(vx)
@@ -591,13 +589,18 @@ def _constants(g, x0, y0, width, height, first, last, k, rows):
     for j in range(3):
         e, o, n = _EDGE + 6 * j, _K_EDGE + _K_STRIDE * j, (j + 1) % 3
         tx, ty, nx, ny = g[e], g[e + 1], g[e + 2], g[e + 3]
-        k[o], k[o + 1], k[o + 2], k[o + 3] = kind(nx / width), kind(tx / width), kind(tx), kind(ty)
+        k[o], k[o + 1], k[o + 2], k[o + 3] = (
+            kind(nx * column_width),
+            kind(tx * column_width),
+            kind(tx),
+            kind(ty),
+        )
         k[o + 4], k[o + 5] = kind(turn), kind(g[e + 4])
         along_a = ty * (py - g[_VERTEX + 2 * j + 1])
         along_b = ty * (py - g[_VERTEX + 2 * n + 1])
         d = nx * (px - g[_VERTEX + 2 * j]) + ny * (py - g[_VERTEX + 2 * j + 1])
-        scale = -width / nx if nx != 0.0 else np.inf
-        up, along_up = ny / height, ty / height
+        scale = -width * g[e + 5] if g[e + 5] != 0.0 else np.inf
+        up, along_up = ny * row_height, ty * row_height
         for start in range(first & ~7, last, BLOCK):
             at, r = _at(5 * TILE_H * j + start), _ramp(np.float64(start))
             dr = r * up + d
@@ -892,6 +895,7 @@ def _list_tile(ids, count, geo, x0, y0, width, height, columns, rows, entries, s
     """The triangles of a segment's list that touch the tile, and their spans on its rows."""
     n = 0
     left, right = (x0 + 0.5) / width, (x0 + columns - 0.5) / width
+    py, row_height = (y0 + 0.5) / height, 1.0 / height
     for r in range(TILE_H):
         pairs[r] = 0.0
     for i in range(count):
@@ -903,7 +907,7 @@ def _list_tile(ids, count, geo, x0, y0, width, height, columns, rows, entries, s
         if top > rows - 1.0 or bottom < 0.0:
             continue
         first, last = np.int64(math.ceil(max(top, 0.0))), np.int64(min(bottom, rows - 1.0)) + 1
-        if _span_rows(g, x0, y0, width, height, columns, first, last, spans[n], pairs) > 0.0:
+        if _span_rows(g, left, py, width, row_height, columns, first, last, spans[n], pairs) > 0.0:
             entries[n, 0], entries[n, 1], entries[n, 2] = t, first, last
             n += 1
     return n
@@ -954,6 +958,8 @@ def _draw_tile(
         for plane in range(10, 14):
             pixel[plane * _PLANE + a : plane * _PLANE + z] = 0.0
     kind = k.dtype.type
+    px, py = (x0 + 0.5) / width, (y0 + 0.5) / height
+    column_width, row_height = 1.0 / width, 1.0 / height
     at, solid = 0, ROOM // BLOCK
     for start in range(0, n, 8):
         if start > 0:
@@ -973,8 +979,12 @@ def _draw_tile(
             first, last = max(entry[1], first_row), min(entry[2], last_row)
             if first < last:
                 g = geo[t]
-                _constants(g, x0, y0, width, height, first, last, k, rows)
-                at, solid = _place(first, last, span, at, solid, not forward, k, rows, spots, store)
+                _constants(g, px, py, width, column_width, row_height, first, last, k, rows)
+                # Each is compiled for itself, without a branch among its vectors.
+                if forward:
+                    at, solid = _place(first, last, span, at, solid, False, k, rows, spots, store)
+                else:
+                    at, solid = _place(first, last, span, at, solid, True, k, rows, spots, store)
             entry[4], entry[5] = at, solid
         for e in range(start, end):
             entry = entries[e]
