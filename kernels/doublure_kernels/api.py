@@ -199,6 +199,9 @@ def fused_loss(
         ShapeError: `params` is not [B, T, 10], or `targets` not [B, H, W, 3] of the same batch.
         DtypeError, SettingError, DeviceError, NonFiniteError: As for `rasterize`.
     """
+    short = _short_way(params, targets, sigma, background, device, counts, kernel, support, check)
+    if short is not None:
+        return short
     _check_params(params)
     _check_tensor("targets", targets)
     if targets.dim() != 4 or targets.shape[3] != 3:
@@ -292,6 +295,68 @@ def _ordinary(*tensors: Tensor) -> bool:
         return False
 
 
+def _short_way(
+    params: Tensor,
+    targets: Tensor,
+    sigma: Sigma,
+    background: Background,
+    device: str,
+    counts: Counts | None,
+    kernel: str,
+    support: str,
+    check: bool,
+) -> tuple[Tensor, Tensor] | None:
+    """`fused_loss` of plain float32 tensors on a CUDA device; None where anything is out of the
+    ordinary, for the long way to do, or to complain of.
+
+    A call takes a few hundredths of a millisecond there, and the long way's checks would double it.
+    """
+    if (
+        type(params) not in (Tensor, Parameter)
+        or type(targets) is not Tensor
+        or not params.is_cuda
+        or counts is not None
+        or check
+        or device not in ("auto", "cuda", "gpu")
+        or type(sigma) is not float
+        or not 7.1e-46 < sigma < 3.4e38
+        or type(background) is not tuple
+        or len(background) != 3
+        or not all(type(value) is float for value in background)
+        or params.dtype != torch.float32
+        or targets.dtype != torch.float32
+        or kernel not in ("sigmoid", "compact")
+        or support not in ("exact", "bbox6")
+        or torch.compiler.is_compiling()
+        or torch.is_autocast_enabled("cuda")
+    ):
+        return None
+    shape = targets.shape
+    if (
+        params.dim() != 3
+        or len(shape) != 4
+        or params.shape[2] != PARAMS
+        or shape[3] != 3
+        or shape[0] != params.shape[0]
+        or targets.device != params.device
+        or not params.is_contiguous()
+        or not targets.is_contiguous()
+        or targets.is_neg()
+        or params.is_neg()
+        or 0 in shape
+        or not _ordinary(params, targets)
+    ):
+        return None
+    backend = devices.default("cuda") if device == "cuda" else devices.gpu("cuda")
+    if backend is None:
+        return None
+    devices.note_device(backend)
+    found: tuple[Tensor, Tensor] = backend.fused_loss(  # type: ignore[attr-defined]
+        params, targets, sigma, background, kernel, support
+    )
+    return found
+
+
 def _check_tensor(name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise DtypeError(
@@ -330,6 +395,8 @@ def _size(value: int) -> int:
 
 
 def _inputs(params: Tensor, sigma: Sigma, background: Background, counts: Counts | None) -> _Inputs:
+    if params.is_cuda and not torch.compiler.is_compiling():
+        sigma, background, counts = _kept_numbers(params, sigma, background, counts)
     mixed = _autocast(params.device.type) and params.dtype in _SINGLE
     compute = torch.float64 if params.dtype == torch.float64 else torch.float32
     batch, triangles = params.shape[:2]
@@ -341,6 +408,41 @@ def _inputs(params: Tensor, sigma: Sigma, background: Background, counts: Counts
         compute if mixed else params.dtype,
         mixed,
     )
+
+
+_kept: dict[tuple[object, ...], Tensor] = {}
+
+
+def _kept_numbers(
+    params: Tensor, sigma: Sigma, background: Background, counts: Counts | None
+) -> tuple[Sigma, Background, Counts | None]:
+    """Numbers as tensors on a CUDA device, made once: to copy them there would mean to wait."""
+    batch, triangles = params.shape[:2]
+    if type(sigma) in (float, int):
+        _sigma(sigma, params.detach().new_empty((0, 0, PARAMS), device="cpu"), False)  # its checks
+        sigma = _on_device((sigma,), (batch, triangles), _exact(params), params)
+    if type(background) is tuple and len(background) == 3:
+        background = _on_device(background, (batch, 3), _exact(params), params)
+    if counts is None:
+        counts = _on_device((triangles,), (batch,), torch.int64, params)
+    return sigma, background, counts
+
+
+def _on_device(
+    values: tuple[object, ...], shape: tuple[int, ...], dtype: torch.dtype, params: Tensor
+) -> Tensor:
+    key = (values, shape, dtype, params.device)
+    found = _kept.get(key)
+    if found is None:
+        with torch.inference_mode(False), torch.no_grad():  # autograd may save it
+            found = torch.tensor(values, dtype=dtype).expand(shape).contiguous().to(params.device)
+        if torch.cuda.is_current_stream_capturing():
+            return found  # it is the graph's
+        torch.cuda.current_stream(params.device).synchronize()  # any stream may use it next
+        if len(_kept) >= 256:
+            _kept.clear()
+        _kept[key] = found
+    return found
 
 
 def _autocast(device_type: str) -> bool:

@@ -5,8 +5,11 @@ autocast, so compile and functional transforms see through them. The two operato
 are the derivatives of gradients, taken from the reference. `api` is what people call.
 
 Canonical: params [B, T, 10], sigma [B, T], background [B, 3] of one dtype, float32 or float64;
-counts [B] int64; all on one torch device. Images are [B, H, W, C]. Where the backend works on the
-host, tensors of other devices are copied there and the results back.
+counts [B] int64; all on one torch device. Images are [B, H, W, C]. Tensors that are not where the
+backend works are copied there, and the results back.
+
+Sigma and counts on a CUDA device that are drawn there are not looked at unless `check` asks for it,
+since that would mean to wait: triangles of a bad sigma are then not there, and counts are cut.
 """
 
 from __future__ import annotations
@@ -47,8 +50,8 @@ def rasterize(
     """Draw: [B, H, W, 3], or 4 channels with `alpha`. See `Raster` and `api.rasterize`."""
     _check_shapes(params, sigma, background, counts)
     raster = _raster(height, width, kernel, support, alpha)
-    scene = _scene(params, sigma, background, counts, check)
     backend = _backend(params, raster, device)
+    scene = _scene(backend, params, sigma, background, counts, check)
     return _tensor(_run(backend, backend.forward, scene, raster), params)
 
 
@@ -70,9 +73,10 @@ def rasterize_backward(
     _check_shapes(params, sigma, background, counts)
     raster = _raster(height, width, kernel, support, alpha)
     _check_images("grad_images", grad_images, params, raster)
-    scene = _scene(params, sigma, background, counts, False)
     backend = _backend(params, raster, device)
-    return _tensors(_run(backend, backend.backward, scene, raster, _host(grad_images)), params)
+    scene = _scene(backend, params, sigma, background, counts, False)
+    given = _placed(backend, grad_images)
+    return _tensors(_run(backend, backend.backward, scene, raster, given), params)
 
 
 @custom_op("doublure::rasterize_second", mutates_args=())
@@ -127,11 +131,11 @@ def fused_mse_now(
     _check_shapes(params, sigma, background, counts)
     raster = _target_raster(targets, kernel, support)
     _check_images("targets", targets, params, raster)
-    scene = _scene(params, sigma, background, counts, check, sound)
+    backend = _backend(params, raster, device)
+    scene = _scene(backend, params, sigma, background, counts, check, sound)
     if check:
         _check_finite("targets", _host(targets))
-    backend = _backend(params, raster, device)
-    losses, gradients = _run(backend, backend.fused_mse, scene, raster, _host(targets))
+    losses, gradients = _run(backend, backend.fused_mse, scene, raster, _placed(backend, targets))
     return (_tensor(losses, params), *_tensors(gradients, params))
 
 
@@ -382,7 +386,18 @@ def _host(tensor: Tensor) -> NDArray[Any]:
     return tensor.numpy()
 
 
+def _placed(backend: Backend, tensor: Tensor) -> Any:
+    """Where the backend works: on a CUDA device, or as NumPy."""
+    if backend.name != "cuda":
+        return _host(tensor)
+    tensor = tensor.detach().resolve_neg()
+    if not tensor.is_cuda:
+        tensor = tensor.to(backend.device)  # type: ignore[attr-defined]
+    return tensor.contiguous()
+
+
 def _scene(
+    backend: Backend,
     params: Tensor,
     sigma: Tensor,
     background: Tensor,
@@ -390,15 +405,25 @@ def _scene(
     check: bool,
     sound: bool = False,
 ) -> Scene:
-    """On the host, and sound: what only a look at the numbers can tell is looked at here."""
-    scene = Scene(_host(params), _host(sigma), _host(background), _host(counts))
-    triangles = params.shape[1]
+    """Where the backend works, and sound: what only a look at the numbers can tell is seen here."""
+    tensors = (params, sigma, background, counts)
+    if backend.name == "cuda":
+        if check or not (sound or params.is_cuda):
+            _check_scene(
+                Scene(*(_host(tensor) for tensor in tensors)), params.shape[1], check, sound
+            )
+        return Scene(*(_placed(backend, tensor) for tensor in tensors))
+    scene = Scene(*(_host(tensor) for tensor in tensors))
+    _check_scene(scene, params.shape[1], check, sound)
+    return scene
+
+
+def _check_scene(scene: Scene, triangles: int, check: bool, sound: bool) -> None:
     if not sound:
         _check_numbers(scene, triangles)
     if check:
         _check_triangles(scene)
         _check_finite("background", scene.background)
-    return scene
 
 
 def _check_numbers(scene: Scene, triangles: int) -> None:
@@ -445,6 +470,7 @@ def _backend(params: Tensor, raster: Raster, device: str) -> Backend:
         triangles=triangles,
         pixels=raster.height * raster.width,
         double=params.dtype == torch.float64,
+        where="cuda" if params.is_cuda else "cpu",
     )
 
 
@@ -458,6 +484,8 @@ def _run(backend: Backend, method: Callable[..., Any], *args: Any) -> Any:
 
 
 def _tensor(array: Any, like: Tensor) -> Tensor:
+    if isinstance(array, Tensor):
+        return array.to(like.device, like.dtype)
     return torch.from_numpy(np.ascontiguousarray(array)).to(like.device, like.dtype)
 
 

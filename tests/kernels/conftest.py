@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from doublure_kernels import cpu
 from doublure_kernels.backend import Backend
 from doublure_kernels.cpu import CpuBackend
@@ -34,10 +35,18 @@ class Subject:
         return scenes.cast(scene, self.dtype)
 
 
+def open_cuda() -> Backend:
+    from doublure_kernels.gpu.cuda.backend import CudaBackend, OnHost
+
+    return OnHost(CudaBackend())
+
+
 SUBJECTS = {
     "cpu-float32": Subject(lambda: CpuBackend(2), np.float32, 1e-6, 1e-5),
     "cpu-float64": Subject(lambda: CpuBackend(2), np.float64, 1e-10, 1e-8),
 }
+if torch.cuda.is_available():
+    SUBJECTS["cuda-float32"] = Subject(open_cuda, np.float32, 1e-6, 1e-5)
 
 
 @pytest.fixture(autouse=True)

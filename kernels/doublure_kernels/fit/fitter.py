@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from .. import devices, policy
 from ..backend import Backend
 from ..errors import DeviceError, ImageError, ResumeError, SettingError, ShapeError, SigmaWarning
-from .optimiser import FitState, HostOptimiser, OptimiserFactory, Problem, Stop, check_state
+from .optimiser import (
+    FitState,
+    HostOptimiser,
+    Optimiser,
+    OptimiserFactory,
+    Problem,
+    Stop,
+    check_state,
+)
 from .pictures import srgb_to_linear
 from .scene_file import FittedScene
 from .settings import FitSettings, parse_colour
@@ -41,12 +49,14 @@ class Fit:
         device: One of `doublure_kernels.devices.DEVICES`, or an open backend, which is borrowed.
         threads: Of the CPU; None takes all that the process may use.
         state: Go on from here; exactly as if it had not been interrupted. It is copied.
-        optimiser: What makes the iterations.
+        optimiser: What makes the iterations; None takes the device's own where it has one, which
+            brings nothing but the losses back, else one on the host.
     Raises:
         ShapeError: `target` is not [H, W, 3].
         ImageError: It is empty or not finite.
         SettingError: `threads` with a device that has none.
-        DeviceError: No such device, it is not there, or it takes no NumPy arrays.
+        DeviceError: No such device, it is not there, it takes no NumPy arrays, or the fit is too
+            large for it.
         ResumeError: `state` belongs to other settings.
     """
 
@@ -58,7 +68,7 @@ class Fit:
         device: str | Backend = "auto",
         threads: int | None = None,
         state: FitState | None = None,
-        optimiser: OptimiserFactory = HostOptimiser,
+        optimiser: OptimiserFactory | None = None,
     ) -> None:
         settings = FitSettings() if settings is None else settings
         target = _checked(target)
@@ -73,7 +83,7 @@ class Fit:
             if trouble is not None:
                 raise ResumeError(f"state: {trouble}; was it saved with other settings?")
         self._backend, self._owned = _open(device, threads, settings.triangles, target)
-        self._optimiser = optimiser(self._backend, self._problem, state)
+        self._optimiser = (optimiser or _optimiser)(self._backend, self._problem, state)
 
     def __enter__(self) -> Fit:
         return self
@@ -232,9 +242,9 @@ def _open(
     if not isinstance(device, str):
         return device, False
     devices.check_device(device)
-    if device in ("reference", "cuda"):
+    if device == "reference":
         raise DeviceError(
-            f'device "{device}": expected a backend that takes NumPy arrays, got one for tensors; '
+            'device "reference": expected a backend that takes NumPy arrays, got one for tensors; '
             'use device="cpu" or "auto"'
         )
     if threads is not None:
@@ -246,5 +256,23 @@ def _open(
         from ..cpu import CpuBackend
 
         return CpuBackend(threads), True
-    pixels = target.shape[0] * target.shape[1]
-    return policy.choose(device, batch=1, triangles=triangles, pixels=pixels), False
+    if device == "auto":  # a fit that stays on a GPU pays for its copies once
+        backend = devices.best_gpu() or devices.default("cpu")
+    else:
+        pixels = target.shape[0] * target.shape[1]
+        backend = policy.choose(device, batch=1, triangles=triangles, pixels=pixels)
+    if backend.name == "cuda":
+        from ..gpu.cuda.backend import CudaBackend, OnHost
+
+        if isinstance(backend, CudaBackend):
+            return OnHost(backend), False
+    return backend, False
+
+
+def _optimiser(backend: Backend, problem: Problem, state: FitState) -> Optimiser:
+    engine = getattr(backend, "fit_engine", None)
+    if engine is None:
+        return HostOptimiser(backend, problem, state)
+    from ..gpu.fit import DeviceOptimiser
+
+    return DeviceOptimiser(engine(), problem, state)

@@ -28,7 +28,7 @@ LOW = np.array([-0.25] * 6 + [0.0] * 3 + [1e-3], np.float32)
 HIGH = np.array([1.25] * 6 + [1.0] * 3 + [0.999], np.float32)
 """The range of each parameter, kept after every step."""
 
-_LEAST_LIMIT = 0.01  # a flat picture is fitted to nothing at once; noise is not divergence
+LEAST_LIMIT = 0.01  # a flat picture is fitted to nothing at once; noise is not divergence
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,12 @@ class Problem:
 
     def limit(self, first_loss: float) -> float:
         """A loss above this has diverged."""
-        blank = float(np.mean((self.target.astype(np.float64) - self.background) ** 2))
-        return max(self.settings.divergence * max(first_loss, blank), _LEAST_LIMIT)
+        return max(self.settings.divergence * max(first_loss, self.blank), LEAST_LIMIT)
+
+    @property
+    def blank(self) -> float:
+        """The loss of the plain background."""
+        return float(np.mean((self.target.astype(np.float64) - self.background) ** 2))
 
 
 @dataclass(slots=True)

@@ -32,10 +32,12 @@ __all__ = [
     "Settings",
     "constants",
     "draw_steps",
+    "fit_steps",
     "measure_steps",
     "regions",
     "sizes",
     "tile_size",
+    "whole",
 ]
 
 BINDINGS: Final = (
@@ -53,21 +55,22 @@ BINDINGS: Final = (
     "grad_background",  # float32 [B, 3]
     "losses",  # float32 [B]
     "totals",  # uint32 [2]: slots in all, low and high half
-    "fit",  # float32: what a fit on the device keeps, see `fit_plan`
+    "fit",  # float32: what a fit on the device keeps, see `gpu/fit.py`
     "geometry",  # float32 [B, T, 52]: what `setup` worked out
 )
 """Storage buffers, in the order of their binding numbers, and of the pointers in CUDA's `Args`."""
 
-KERNELS: Final = ("setup", "scan", "draw", "reduce")
+KERNELS: Final = ("setup", "scan", "draw", "reduce", "adam")
 
 FORWARD, BACKWARD, FUSED = 0, 1, 2
 
 SLOT_BYTES: Final = 48
 GEOMETRY_BYTES: Final = 208
 _ALL_SIGMA, _ALL_BACKGROUND, _ALL_COUNTS, _ADD = 1, 2, 4, 8
-_FORMAT: Final = "<12I5f3I"
+_FORMAT: Final = "<12I5fI2f"
 SETTINGS_BYTES: Final = struct.calcsize(_FORMAT)
 _COARSE: Final = 0.25  # of a pixel: coverage is then off by 1e-7 at most
+_MOST_GROUPS: Final = 65_535  # along an axis, and of tiles that `bounds` can name
 _GRID: Final = 32_768  # workgroups along x, so that any number fits in two dimensions
 _LANES: Final = {4: (1, 4), 8: (2, 4), 16: (2, 8), 32: (4, 8), 64: (4, 16), 128: (8, 16)}
 
@@ -106,14 +109,26 @@ class Settings:
         side = min(self.raster.height, self.raster.width)
         return self.sigma is None or self.sigma * side < _COARSE
 
-    def pack(self, region: Region, slots: int, lanes: int, add: bool = False) -> bytes:
-        """As the kernels read them: `Settings` in `shaders/raster.h`.
+    def pack(
+        self,
+        region: Region,
+        slots: int,
+        lanes: int,
+        add: bool = False,
+        iteration: int = 0,
+        step: float = 1.0,
+        root: float = 1.0,
+    ) -> bytes:
+        """As the kernels read them.
 
         Args:
             region: What is drawn.
             slots: A triangle; 0 where `scan` placed them.
             lanes: Of a team.
             add: Onto the gradients of regions before.
+            iteration: Of a fit.
+            step: Adam's correction of the first moment, 1 / (1 - beta1^n).
+            root: Of the second, 1 / sqrt(1 - beta2^n).
         """
         height = tile_size(lanes)[1]
         flags = (
@@ -139,9 +154,9 @@ class Settings:
             self.sigma or 0.0,
             *(self.background or (0.0, 0.0, 0.0)),
             1.0 / (3.0 * self.raster.height * self.raster.width),
-            0,
-            0,
-            0,
+            iteration,
+            step,
+            root,
         )
 
 
@@ -291,6 +306,32 @@ def draw_steps(
     return tuple(steps)
 
 
+def whole(
+    settings: Settings, lanes: int, largest: int, scratch: int
+) -> tuple[Region, int, int] | None:
+    """The region of all of a call, if it can be drawn in one piece without measuring it.
+
+    Args:
+        lanes: Of a team.
+        largest: Bytes of a buffer at most.
+        scratch: Bytes of `partials` that may be taken without asking how many are needed.
+    Returns:
+        The region, slots a triangle, slots in all.
+    """
+    width, height = tile_size(lanes)
+    columns, rows = -(-settings.raster.width // width), -(-settings.raster.height // height)
+    region = Region(0, settings.items, 0, 0, columns, rows)
+    needs = sizes(settings, region, 0, lanes)
+    if max(columns, rows, settings.items) > _MOST_GROUPS or max(needs.values()) > largest:
+        return None
+    if settings.mode == FORWARD or settings.triangles == 0:
+        return region, 0, 0
+    worst = region.tiles * settings.triangles * settings.items
+    if worst * SLOT_BYTES > min(scratch, largest):
+        return None
+    return region, region.tiles, worst
+
+
 def regions(
     settings: Settings,
     lanes: int,
@@ -320,7 +361,7 @@ def regions(
         needs = sizes(settings, region, 0, lanes)
         # Image buffers hold whole rows: a row too long for one cannot be split.
         fits = all(size <= largest for size in needs.values())
-        fits &= region.columns <= 65_535 and region.rows <= 65_535 and region.items <= 65_535
+        fits &= max(region.columns, region.rows, region.items) <= _MOST_GROUPS
         worst = region.tiles * settings.triangles * region.items
         single = region.items == 1 and region.tiles == 1
         if not fits and not single and not (region.items == 1 and region.rows == 1):
@@ -335,3 +376,28 @@ def regions(
                 yield region, 0, total
             else:
                 stack.extend(reversed(region.halves()))
+
+
+def fit_steps(
+    settings: Settings, lanes: int, slots: int, iteration: int, step: float, root: float
+) -> tuple[Dispatch, ...]:
+    """One iteration of a fit, of one item in one piece: draw, compare, differentiate, update.
+
+    Args:
+        slots: A triangle.
+        iteration: Counted from 0.
+        step: See `Settings.pack`.
+        root: See `Settings.pack`.
+    """
+    width, height = tile_size(lanes)
+    raster = settings.raster
+    region = Region(0, 1, 0, 0, -(-raster.width // width), -(-raster.height // height))
+    what = constants(settings, lanes)
+    packed = settings.pack(region, slots, lanes, False, iteration, step, root)
+    threads = settings.triangles
+    return (
+        Dispatch("setup", what, packed, _grid(-(-threads // lanes))),
+        Dispatch("draw", what, packed, (region.columns, region.rows, 1)),
+        Dispatch("reduce", what, packed, _grid(threads + 1)),
+        Dispatch("adam", what, packed, _grid(-(-10 * threads // lanes))),
+    )

@@ -38,12 +38,14 @@ struct Settings {
     uint items, triangles, height, width, tile_x, tile_y, columns, rows, first_row, buffer_rows;
     uint slots, flags;
     float sigma, red, green, blue, scale;
-    uint iteration, spare0, spare1;
+    uint iteration;
+    float step, root;
 };
 
 // Pointers in the order of the bindings, then the settings.
 struct Args {
-    const float *params, *sigma, *background;
+    float *params;
+    const float *sigma, *background;
     const int *counts;
     const float *given;
     float *images;
@@ -70,6 +72,7 @@ struct Args {
 #define GRAD_SIGMA(i) args.grad_sigma[i]
 #define GRAD_BACKGROUND(i) args.grad_background[i]
 #define LOSS(i) args.losses[i]
+#define FIT(i) args.fit[i]
 #define GEOMETRY(i) args.geometry[i]
 #define TOTALS(i) args.totals[i]
 

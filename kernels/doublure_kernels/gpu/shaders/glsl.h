@@ -27,7 +27,8 @@ layout(push_constant) uniform Push {
     uint items, triangles, height, width, tile_x, tile_y, columns, rows, first_row, buffer_rows;
     uint slots, flags;
     float sigma, red, green, blue, scale;
-    uint iteration, spare0, spare1;
+    uint iteration;
+    float step, root;
 } set;
 
 #define STORAGE(number, type, name) \
@@ -63,6 +64,7 @@ STORAGE(15, vec4, geometry_);
 #define GRAD_SIGMA(i) grad_sigma_[i]
 #define GRAD_BACKGROUND(i) grad_background_[i]
 #define LOSS(i) losses_[i]
+#define FIT(i) fit_[i]
 #define GEOMETRY(i) geometry_[i]
 #define TOTALS(i) totals_[i]
 

@@ -148,3 +148,8 @@ extern "C" __global__ void __launch_bounds__(LANES) reduce(const __grid_constant
     Kernel k{args, args.settings};
     k.reduce_main(threadIdx.x, blockIdx.y * gridDim.x + blockIdx.x);
 }
+
+extern "C" __global__ void __launch_bounds__(LANES) adam(const __grid_constant__ Args args) {
+    Kernel k{args, args.settings};
+    k.adam_main((blockIdx.y * gridDim.x + blockIdx.x) * uint(LANES) + threadIdx.x);
+}

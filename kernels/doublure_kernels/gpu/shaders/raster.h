@@ -185,6 +185,7 @@ FN void put_geo(uint index, float w, float h) {
 
 FN void setup_main(uint thread) {
     if (thread >= set.items * set.triangles) return;
+    if (thread == 0u) TOTALS(1) = 0u;
     uint item = thread / set.triangles;
     uvec2 across = uvec2(1u, 0u), down = uvec2(1u, 0u);
     if (alive(item, thread - item * set.triangles)) {
@@ -218,14 +219,21 @@ FN void setup_main(uint thread) {
 FN void scan_main(uint lane) {
     uint n = set.items * set.triangles;
     uint low = 0u, high = 0u;
-    for (uint base = 0u; base < n; base += uint(LANES)) {
-        uint count = base + lane < n ? BOUNDS(base + lane).z : 0u;
-        uint before = TEAM_BEFORE(count);
-        // Past 2^32 the places are wrong, and the total says that they do not fit.
-        if (base + lane < n) BOUNDS_W(base + lane) = low + before;
-        uint sum = TEAM_ADD_UINT(count);
-        high += low + sum < low ? 1u : 0u;
-        low += sum;
+    for (uint base = 0u; base < n; base += uint(8 * LANES)) {
+        uint count[8];
+        UNROLL for (int i = 0; i < 8; i++) {  // all on their way before the first is waited for
+            uint at = base + uint(i * LANES) + lane;
+            count[i] = at < n ? BOUNDS(at).z : 0u;
+        }
+        UNROLL for (int i = 0; i < 8; i++) {
+            uint at = base + uint(i * LANES) + lane;
+            uint before = TEAM_BEFORE(count[i]);
+            // Past 2^32 the places are wrong, and the total says that they do not fit.
+            if (at < n) BOUNDS_W(at) = low + before;
+            uint sum = TEAM_ADD_UINT(count[i]);
+            high += low + sum < low ? 1u : 0u;
+            low += sum;
+        }
     }
     if (lane == 0u) { TOTALS(0) = low; TOTALS(1) = high; }
 }
@@ -871,9 +879,82 @@ FN void reduce_main(uint lane, uint group) {
         grad[9] = given < 1.0f ? sum[3] / alpha : 0.0f;  // a clamped opacity gets no gradient
         grad_sigma = f * sum[10] * (COMPACT != 0 ? 1.0f : 0.693147180559945f);
     }
+    bool sound = true;
     UNROLL for (int j = 0; j < 10; j++) {
         uint at = group * 10u + uint(j);
+        sound = sound && finite(grad[j]);
         GRAD(at) = (add ? GRAD(at) : 0.0f) + grad[j];
     }
     GRAD_SIGMA(group) = (add ? GRAD_SIGMA(group) : 0.0f) + grad_sigma;
+    if (!sound) TOTALS(1) = 1u;  // a fit stops at that
+}
+
+// --- a fit ----------------------------------------------------------------------------------------
+
+// What `fit` holds, in floats or their bits (see `gpu/fit.py`): two states, used in turn; for each
+// column of the parameters the rate, the least and the most; constants; from FIT_LOSSES on the losses
+// of `fit_total` iterations, how often the target is halved at each, Adam's two moments, the best.
+CONSTANT uint FIT_BEST = 0u, FIT_BEST_AT = 1u, FIT_STOPPED = 2u, FIT_LIMIT = 3u, FIT_DONE = 4u;
+CONSTANT uint FIT_STATE = 8u, FIT_RATE = 16u, FIT_LOW = 26u, FIT_HIGH = 36u;
+CONSTANT uint FIT_BETA1 = 46u, FIT_BETA2 = 47u, FIT_EPSILON = 48u, FIT_PATIENCE = 49u, FIT_TOTAL = 50u;
+CONSTANT uint FIT_DIVERGENCE = 51u, FIT_BLANK = 52u, FIT_LEAST_LIMIT = 53u, FIT_LOSSES = 64u;
+CONSTANT uint COMPLETED = 1u, CONVERGED = 2u, DIVERGED = 3u;
+
+// One number of one iteration's update: Adam (Kingma and Ba 2015), then its range; or why not. Every
+// thread comes to the same decision from the state before; the first writes the state after.
+FN void adam_main(uint thread) {
+    uint n = set.triangles * 10u, at = set.iteration, total = BITS(FIT(FIT_TOTAL));
+    if (thread >= n) return;
+    uint before = FIT_STATE * (at & 1u), after = FIT_STATE - before;
+    float best = FIT(before + FIT_BEST), limit_ = FIT(before + FIT_LIMIT), loss = LOSS(0);
+    int best_at = int(BITS(FIT(before + FIT_BEST_AT)));
+    uint stopped = BITS(FIT(before + FIT_STOPPED)), done = BITS(FIT(before + FIT_DONE));
+    bool better = false, move = false;
+    if (stopped == 0u) {
+        if (at == 0u) {
+            limit_ = max(FIT(FIT_DIVERGENCE) * max(loss, FIT(FIT_BLANK)), FIT(FIT_LEAST_LIMIT));
+        }
+        done = at + 1u;
+        uint halvings = FIT_LOSSES + total;
+        if (!finite(loss) || !(loss <= limit_)) {
+            stopped = DIVERGED;
+        } else {
+            // Losses against a reduced target are lower, so the first at a finer one is always better.
+            better = best_at < 0 || loss < best;
+            if (!better) better = FIT(halvings + at) < FIT(halvings + uint(best_at));
+            uint patience = BITS(FIT(FIT_PATIENCE));
+            if (!better && patience != 0u && at - uint(best_at) >= patience) {
+                stopped = CONVERGED;
+            } else if (TOTALS(1) != 0u) {
+                stopped = DIVERGED;
+            } else {
+                move = true;
+                if (at + 1u >= total) stopped = COMPLETED;
+            }
+        }
+        if (better) {
+            best = loss;
+            best_at = int(at);
+        }
+        if (thread == 0u) FIT(FIT_LOSSES + at) = loss;
+    }
+    if (thread == 0u) {
+        FIT(after + FIT_BEST) = best;
+        FIT(after + FIT_BEST_AT) = FLOAT(uint(best_at));
+        FIT(after + FIT_STOPPED) = FLOAT(stopped);
+        FIT(after + FIT_LIMIT) = limit_;
+        FIT(after + FIT_DONE) = FLOAT(done);
+    }
+    uint first = FIT_LOSSES + 2u * total + thread, second = first + n, kept = second + n;
+    float value = PARAM(thread);
+    if (better) FIT(kept) = value;
+    if (!move) return;
+    uint column = thread % 10u;
+    float g = GRAD(thread), beta1 = FIT(FIT_BETA1), beta2 = FIT(FIT_BETA2);
+    float m = beta1 * FIT(first) + (1.0f - beta1) * g;
+    float v = beta2 * FIT(second) + (1.0f - beta2) * g * g;
+    FIT(first) = m;
+    FIT(second) = v;
+    value -= set.step * FIT(FIT_RATE + column) * m / (sqrt(v) * set.root + FIT(FIT_EPSILON));
+    PARAM(thread) = min(max(value, FIT(FIT_LOW + column)), FIT(FIT_HIGH + column));
 }
