@@ -1,5 +1,6 @@
 """Opening, sharing and closing devices, and what importing the package may not do."""
 
+import re
 import subprocess
 import sys
 import threading
@@ -445,3 +446,17 @@ def test_tensors_on_cuda_stay_there_whatever_their_size(
     devices.shutdown()
     lack_gpu(monkeypatch, "cuda")
     assert policy.choose("auto", **small, where="cuda").name == "cpu"
+
+
+@pytest.mark.usefixtures("capsys")
+def test_the_examples_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices.shutdown()
+    for name in devices.GPUS:
+        lack_gpu(monkeypatch, name)
+    page = Path(__file__).parents[2] / "docs" / "devices.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    assert len(blocks) == 2
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), names)
+    devices.shutdown()
