@@ -101,9 +101,10 @@ def rasterize(
     devices.check_device(device)
     inputs = _inputs(params, sigma, background, counts)
     _warn_if_sharp(sigma, inputs, height, width)
-    images: Tensor = ops.rasterize(
-        *inputs.tensors, height, width, kernel, support, alpha, device, check
-    )
+    # Without a gradient to find, an operator's bookkeeping would take longer than a small scene.
+    plain = not torch.is_grad_enabled() or not any(t.requires_grad for t in inputs.tensors[:3])
+    draw = ops.rasterize_now if plain and _ordinary(*inputs.tensors) else ops.rasterize
+    images: Tensor = draw(*inputs.tensors, height, width, kernel, support, alpha, device, check)
     images = images.to(inputs.dtype)
     return images.permute(0, 3, 1, 2).contiguous() if channels_first else images
 
@@ -290,7 +291,9 @@ def _ordinary(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling():
         return False
     try:
-        return all(type(t) in (Tensor, Parameter) and t.data_ptr() >= 0 for t in tensors)
+        return all(
+            type(t) in (Tensor, Parameter) and not t.is_meta and t.data_ptr() >= 0 for t in tensors
+        )
     except RuntimeError:  # torch's transforms wrap tensors in ones without memory of their own
         return False
 
@@ -418,8 +421,8 @@ def _kept_numbers(
 ) -> tuple[Sigma, Background, Counts | None]:
     """Numbers as tensors on a CUDA device, made once: to copy them there would mean to wait."""
     batch, triangles = params.shape[:2]
-    if type(sigma) in (float, int):
-        _sigma(sigma, params.detach().new_empty((0, 0, PARAMS), device="cpu"), False)  # its checks
+    if isinstance(sigma, float | int):
+        _check_sigma(sigma, params)
         sigma = _on_device((sigma,), (batch, triangles), _exact(params), params)
     if type(background) is tuple and len(background) == 3:
         background = _on_device(background, (batch, 3), _exact(params), params)
@@ -451,12 +454,7 @@ def _autocast(device_type: str) -> bool:
 
 def _sigma(sigma: Sigma, params: Tensor, mixed: bool) -> Tensor:
     if isinstance(sigma, float | int):
-        least, most = (0.0, math.inf) if params.dtype == torch.float64 else (7.1e-46, 3.4e38)
-        if not (sigma > least and sigma < most):
-            raise SettingError(
-                f"sigma must be positive: expected a finite number, got {sigma} "
-                f"to hold in {_exact(params)}"
-            )
+        _check_sigma(sigma, params)
         return torch.full((), sigma, dtype=_exact(params), device=params.device)
     if isinstance(sigma, Tensor):
         _check_like("sigma", sigma, params, mixed)
@@ -470,6 +468,15 @@ def _sigma(sigma: Sigma, params: Tensor, mixed: bool) -> Tensor:
             f"got {tuple(sigma.shape)}"
         )
     return sigma
+
+
+def _check_sigma(sigma: float, params: Tensor) -> None:
+    least, most = (0.0, math.inf) if params.dtype == torch.float64 else (7.1e-46, 3.4e38)
+    if not (sigma > least and sigma < most):
+        raise SettingError(
+            f"sigma must be positive: expected a finite number, got {sigma} "
+            f"to hold in {_exact(params)}"
+        )
 
 
 def _background(background: Background, params: Tensor, mixed: bool) -> Tensor:

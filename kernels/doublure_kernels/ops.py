@@ -28,13 +28,12 @@ from .backend import Backend
 from .errors import DeviceError, DtypeError, NonFiniteError, RasterError, SettingError, ShapeError
 from .scene import PARAMS, Gradients, Raster, Scene
 
-__all__ = ["fused_mse", "fused_mse_now", "rasterize", "rasterize_backward"]
+__all__ = ["fused_mse", "fused_mse_now", "rasterize", "rasterize_backward", "rasterize_now"]
 
 _COLUMNS = ("x0", "y0", "x1", "y1", "x2", "y2", "r", "g", "b", "a")
 
 
-@custom_op("doublure::rasterize", mutates_args=())
-def rasterize(
+def rasterize_now(
     params: Tensor,
     sigma: Tensor,
     background: Tensor,
@@ -53,6 +52,26 @@ def rasterize(
     backend = _backend(params, raster, device)
     scene = _scene(backend, params, sigma, background, counts, check)
     return _tensor(_run(backend, backend.forward, scene, raster), params)
+
+
+@custom_op("doublure::rasterize", mutates_args=())
+def rasterize(
+    params: Tensor,
+    sigma: Tensor,
+    background: Tensor,
+    counts: Tensor,
+    height: int,
+    width: int,
+    kernel: str,
+    support: str,
+    alpha: bool,
+    device: str,
+    check: bool,
+) -> Tensor:
+    """`rasterize_now` as an operator."""
+    return rasterize_now(
+        params, sigma, background, counts, height, width, kernel, support, alpha, device, check
+    )
 
 
 @custom_op("doublure::rasterize_backward", mutates_args=())

@@ -11,17 +11,20 @@ from .conftest import Subject
 from .parity import CASES, Case, relative_errors, truth
 
 
-def check(found: Gradients, expected: Gradients, subject: Subject) -> None:
+def check(
+    found: Gradients, expected: Gradients, subject: Subject, single: float | None = None
+) -> None:
     for name in ("params", "sigma", "background"):
         assert getattr(found, name).dtype == subject.dtype
         assert getattr(found, name).shape == getattr(expected, name).shape
     errors = relative_errors(found, expected)
-    # One triangle alone may be ten times farther off: what it adds up cancels. Most, 9e-5, is under
-    # ten thousand faint ones; all else is within 2e-5.
+    # One triangle alone may be ten times farther off: what it adds up cancels. All are within 2e-5,
+    # but for ten thousand faint ones: 9e-5, and 2e-4 on GPUs, which recover the light above each.
+    single = 10 * subject.gradient if single is None else single
     wrong = {
         name: error
         for name, error in errors.items()
-        if error > subject.gradient * (10 if name.endswith("one") else 1)
+        if error > (single if name.endswith("one") else subject.gradient)
     }
     assert not wrong, wrong
 
@@ -59,4 +62,4 @@ def test_ten_thousand_triangles_on_few_pixels(
     given = np.random.default_rng(2).normal(size=(2, 3, 2, 3)).astype(np.float32)
     expected = ReferenceBackend().backward(scenes.double(scene), raster, given)
     found = backend.backward(subject.cast(scene), raster, given.astype(subject.dtype))
-    check(found, expected, subject)
+    check(found, expected, subject, subject.deep)

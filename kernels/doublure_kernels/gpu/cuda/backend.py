@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -42,38 +42,52 @@ _LARGEST = 1 << 34  # bytes of a buffer: kernels count its floats in 32 bits
 _PLANS = 64
 
 
-@dataclass(slots=True)
-class Launch:
-    """One kernel of a plan."""
-
-    function: Any
-    groups: tuple[int, int, int]
-
-
 class Prepared:
     """The launches of one region, and the arguments that they share.
 
-    Arguments are copied by a launch, so they are written anew for each call.
+    Arguments are copied by a launch, so they are written anew for each call. All that a launch is
+    told is made here once, since that took as long as the launch.
     """
 
-    __slots__ = ("_blob", "_parameters", "address", "launches", "offsets", "pointers", "scratch")
+    __slots__ = ("_blob", "_parameters", "_stream", "calls", "offsets", "pointers", "scratch")
 
-    def __init__(
-        self, launches: list[Launch], settings: bytes, offsets: dict[str, int], scratch: int
-    ) -> None:
+    def __init__(self, settings: bytes, offsets: dict[str, int], scratch: int) -> None:
         size = 8 * len(plan.BINDINGS)
         self._blob = ctypes.create_string_buffer(bytes(size) + settings, size + len(settings) + 16)
         self.pointers = (ctypes.c_uint64 * len(plan.BINDINGS)).from_buffer(self._blob)
         self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._blob))
-        self.address = ctypes.addressof(self._parameters)
-        self.launches = launches
-        self.offsets = offsets
+        self._stream = ctypes.c_void_p()
+        self.calls: list[tuple[Any, ...]] = []
+        self.offsets = [(_INDEX[name], at) for name, at in offsets.items() if name in _INDEX]
         self.scratch = scratch
+
+    def add(self, function: int, groups: tuple[int, int, int]) -> None:
+        """Launch a kernel too, after those before."""
+        numbers = (ctypes.c_uint(n) for n in (*groups, LANES, 1, 1, 0))
+        call = (ctypes.c_void_p(function), *numbers, self._stream, self._parameters, None)
+        self.calls.append(call)
 
     def settings(self, packed: bytes) -> None:
         """Replace the settings, as they come from `Settings.pack`."""
         at = 8 * len(plan.BINDINGS)
         ctypes.memmove(ctypes.addressof(self._blob) + at, packed, len(packed))
+
+    def launch(self, start: Any, stream: int, base: int = 0) -> None:
+        """Start all kernels on a stream.
+
+        Args:
+            start: `cuLaunchKernel`.
+            stream: As an address.
+            base: Of the scratch memory.
+        """
+        pointers = self.pointers
+        for i, at in self.offsets:
+            pointers[i] = base + at
+        self._stream.value = stream
+        for call in self.calls:
+            status = start(*call)
+            if status:
+                raise DeviceError(f'device "cuda": expected a kernel to start, got error {status}')
 
 
 class CudaBackend:
@@ -103,11 +117,13 @@ class CudaBackend:
                 "torch.cuda.is_available()"
             )
         self._driver: Any = driver
+        # cuda-bindings' own call looks at each argument, which takes as long as the launch.
+        self._start: Any = ctypes.CDLL(_library()).cuLaunchKernel
         self._bound = threading.local()
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.adapter: str | None = torch.cuda.get_device_name(self.device)
         self._lock = threading.Lock()
-        self._modules: dict[tuple[int, tuple[tuple[int, int], ...]], dict[str, Any]] = {}
+        self._modules: dict[tuple[int, tuple[tuple[int, int], ...]], dict[str, int]] = {}
         self._loaded: list[tuple[int, Any]] = []
         self._plans: dict[Any, Prepared] = {}
         self._scratch: dict[tuple[int, int], Tensor] = {}
@@ -191,8 +207,9 @@ class CudaBackend:
                 return self._fused_in_pieces(settings, params, targets)
         grads, losses = torch.empty_like(params), params.new_empty(shape[0])
         with self._lock, _on(device.index):
-            base = self._memory(found.scratch, device)
-            spare = base + found.offsets["spare"]
+            stream = _stream(device.index)
+            base = self._memory(found.scratch, device, stream)
+            spare = base + found.scratch - 4 * shape[0] * (params.shape[1] + 3)
             pointers = found.pointers
             pointers[_PARAMS] = params.data_ptr()
             pointers[_GIVEN] = targets.data_ptr()
@@ -200,7 +217,8 @@ class CudaBackend:
             pointers[_LOSSES] = losses.data_ptr()
             pointers[_GRAD_SIGMA] = spare
             pointers[_GRAD_BACKGROUND] = spare + 4 * shape[0] * params.shape[1]
-            self._launch(found, base)
+            self._bind(device.index)
+            found.launch(self._start, stream, base)
         return losses, grads
 
     def _fused_in_pieces(
@@ -261,7 +279,9 @@ class CudaBackend:
             found = self._plans.get(key) or self._prepare(key, settings, device.index)
             if found is not None:
                 self._point(found, tensors)
-                self._launch(found, self._memory(found.scratch, device))
+                stream = _stream(device.index)
+                self._bind(device.index)
+                found.launch(self._start, stream, self._memory(found.scratch, device, stream))
                 return
             self._draw_regions(settings, tensors, device)
 
@@ -318,9 +338,10 @@ class CudaBackend:
     def _run(
         self, steps: tuple[plan.Dispatch, ...], tensors: dict[str, Tensor], device: torch.device
     ) -> None:
-        prepared = Prepared(self._launches(steps, device.index), steps[0].settings, {}, 0)
+        prepared = self._launches(steps, device.index, {}, 0)
         self._point(prepared, tensors)
-        self._launch(prepared, 0)
+        self._bind(device.index)
+        prepared.launch(self._start, _stream(device.index))
 
     def _point(self, prepared: Prepared, tensors: dict[str, Tensor]) -> None:
         for name, tensor in tensors.items():
@@ -345,38 +366,24 @@ class CudaBackend:
             if name in needs:
                 offsets[name] = end
                 end += -(-needs[name] // _ALIGN) * _ALIGN
-        offsets["spare"] = end  # gradients that nobody asked for
+        # And at the end, gradients that nobody asked for.
         end += 4 * settings.items * (settings.triangles + 3)
         steps = plan.draw_steps(settings, region, slots, LANES)
-        prepared = Prepared(self._launches(steps, index), steps[0].settings, offsets, end)
+        prepared = self._launches(steps, index, offsets, end)
         if len(self._plans) >= _PLANS:  # the oldest goes
             del self._plans[next(iter(self._plans))]
         self._plans[key] = prepared
         return prepared
 
-    def _launch(self, prepared: Prepared, base: int) -> None:
-        for name, offset in prepared.offsets.items():
-            if name != "spare":
-                prepared.pointers[_INDEX[name]] = base + offset
-        launch, address = self._driver.cuLaunchKernel, prepared.address
-        self._bind(torch.cuda.current_device())
-        stream = torch.cuda.current_stream().cuda_stream
-        for one in prepared.launches:
-            x, y, z = one.groups
-            (status,) = launch(one.function, x, y, z, LANES, 1, 1, 0, stream, address, 0)
-            if status != 0:
-                raise DeviceError(f'device "cuda": expected a kernel to start, got {status!r}')
-
-    def _memory(self, size: int, device: torch.device) -> int:
+    def _memory(self, size: int, device: torch.device, stream: int) -> int:
         """The address of scratch memory for a call on the current stream."""
+        kept = self._scratch.get((device.index, stream))
         if torch.cuda.is_current_stream_capturing():
-            return int(self._take(size, device).data_ptr())
-        key = (device.index, torch.cuda.current_stream().cuda_stream)
-        kept = self._scratch.get(key)
-        if kept is None or kept.numel() < size:
-            self._scratch.pop(key, None)  # first, so that both need not fit
+            kept = self._take(size, device)
+        elif kept is None or kept.numel() < size:
+            self._scratch.pop((device.index, stream), None)  # first, so that both need not fit
             kept = None
-            kept = self._scratch[key] = self._take(size, device)
+            kept = self._scratch[device.index, stream] = self._take(size, device)
         address: int = kept.data_ptr()
         return address
 
@@ -396,20 +403,22 @@ class CudaBackend:
             found = self._budgets[device.index] = int(total) // _SHARE
         return found
 
-    def _launches(self, steps: tuple[plan.Dispatch, ...], index: int) -> list[Launch]:
-        return [
-            Launch(self._functions(index, step.constants)[step.kernel], step.groups)
-            for step in steps
-        ]
+    def _launches(
+        self, steps: Sequence[plan.Dispatch], index: int, offsets: dict[str, int], scratch: int
+    ) -> Prepared:
+        prepared = Prepared(steps[0].settings, offsets, scratch)
+        for step in steps:
+            prepared.add(self._functions(index, step.constants)[step.kernel], step.groups)
+        return prepared
 
-    def functions(self, index: int, constants: tuple[tuple[int, int], ...]) -> dict[str, Any]:
+    def functions(self, index: int, constants: tuple[tuple[int, int], ...]) -> dict[str, int]:
         """Kernels by name, compiled for some constants."""
         with self._lock:
             if self._closed:
                 raise DeviceError("this CudaBackend is closed; open another")
             return self._functions(index, constants)
 
-    def _functions(self, index: int, constants: tuple[tuple[int, int], ...]) -> dict[str, Any]:
+    def _functions(self, index: int, constants: tuple[tuple[int, int], ...]) -> dict[str, int]:
         found = self._modules.get((index, constants))
         if found is None:
             major, minor = torch.cuda.get_device_capability(index)
@@ -419,7 +428,7 @@ class CudaBackend:
                 self._bind(index)
                 module = self._called("cuModuleLoadData", code)
                 found = {
-                    name: self._called("cuModuleGetFunction", module, name.encode())
+                    name: int(self._called("cuModuleGetFunction", module, name.encode()))
                     for name in plan.KERNELS
                 }
             self._loaded.append((index, module))
@@ -452,7 +461,7 @@ class CudaEngine:
         self._backend = backend
         self._device = backend.device
         self._buffers: dict[str, Tensor] = {}
-        self._prepared = Prepared([], bytes(plan.SETTINGS_BYTES), {}, 0)
+        self._prepared = Prepared(bytes(plan.SETTINGS_BYTES), {}, 0)
         self.largest = backend._budget(self._device)
 
     def open(self, sizes: dict[str, int]) -> None:
@@ -474,16 +483,19 @@ class CudaEngine:
     def run(self, steps: Sequence[plan.Dispatch]) -> None:
         """See `Engine.run`."""
         prepared = self._prepared
-        functions: dict[str, Any] = {}
+        functions: dict[str, int] = {}
         constants: object = None
         with _on(self._device.index):
+            self._backend._bind(self._device.index)
+            stream = _stream(self._device.index)
             for step in steps:
                 if step.constants is not constants:
                     constants = step.constants
                     functions = self._backend.functions(self._device.index, step.constants)
                 prepared.settings(step.settings)
-                prepared.launches[:] = [Launch(functions[step.kernel], step.groups)]
-                self._backend._launch(prepared, 0)
+                prepared.calls.clear()
+                prepared.add(functions[step.kernel], step.groups)
+                prepared.launch(self._backend._start, stream)
 
     def close(self) -> None:
         """See `Engine.close`."""
@@ -528,7 +540,8 @@ class OnHost:
         return Scene(*(self._there(array) for array in arrays))
 
     def _there(self, array: Any) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._backend.device)
+        # Copied: torch warns of what may not be written to, though nobody will.
+        return torch.from_numpy(np.array(array, order="C")).to(self._backend.device)
 
 
 def _fetched(gradients: Gradients) -> Gradients:
@@ -543,6 +556,23 @@ def _inputs(scene: Scene) -> dict[str, Tensor]:
         "background": scene.background.contiguous(),
         "counts": scene.counts.to(torch.int32).contiguous(),
     }
+
+
+def _library() -> str:
+    return "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+
+
+def _stream(index: int) -> int:
+    """torch's current stream of a device, as the driver knows it."""
+    if _raw_stream is not None:
+        raw: int = _raw_stream(index)
+        return raw
+    found: int = torch.cuda.current_stream(index).cuda_stream
+    return found
+
+
+# Without making an object of it, which takes longer than a launch.
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 @contextlib.contextmanager
