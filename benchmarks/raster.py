@@ -120,7 +120,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--check", action="store_true", help="compare results with the CPU's")
     parser.add_argument(
-        "--compile-seconds", type=float, default=75.0, help="of torch.compile, in all"
+        "--compile-seconds", type=float, default=45.0, help="of torch.compile, in all"
     )
     parser.add_argument("--threads", type=int, help="torch's, for eager")
     parser.add_argument("--repeats", type=int, default=31)

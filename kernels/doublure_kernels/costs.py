@@ -164,14 +164,15 @@ def touching(params: Any, sigma: Any) -> float:
         params: NumPy [B, T, 10].
         sigma: NumPy [B, T].
     """
-    flat, soft = params.reshape(-1, params.shape[-1]), np.asarray(sigma).reshape(-1)
-    if not len(flat):
+    batch, triangles = params.shape[:2]
+    count = batch * triangles
+    if not count:
         return TYPICAL_SHARE
-    step = max(1, len(flat) // _SAMPLE)
     # A step that shares a factor with the triangles of an item would look at the same few of them.
-    some = (np.arange(min(len(flat), _SAMPLE)) * (step | 1)) % len(flat)
-    corners = np.asarray(flat[some, :6], np.float64).reshape(-1, 3, 2)
-    reach = _REACH * np.asarray(soft[some], np.float64)
+    some = (np.arange(min(count, _SAMPLE)) * (max(1, count // _SAMPLE) | 1)) % count
+    items, each = some // triangles, some % triangles
+    corners = np.asarray(params[items, each, :6], np.float64).reshape(-1, 3, 2)
+    reach = _REACH * np.asarray(sigma[items, each], np.float64)
     with np.errstate(all="ignore"):
         edges = np.roll(corners, -1, axis=1) - corners
         twice = np.abs(edges[:, 0, 0] * edges[:, 1, 1] - edges[:, 0, 1] * edges[:, 1, 0])
