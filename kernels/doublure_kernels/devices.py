@@ -26,6 +26,7 @@ __all__ = [
     "best_gpu",
     "check_device",
     "default",
+    "generation",
     "gpu",
     "gpu_refusals",
     "gpu_trouble",
@@ -122,6 +123,7 @@ _refused: dict[str, DeviceError] = {}  # why a GPU could not be opened, so that 
 _inherited: list[Backend] = []  # a parent's, which a forked child must neither use nor close
 _hooked = False
 _last: str | None = None
+_generation = 0
 _thread = threading.local()
 
 
@@ -245,6 +247,11 @@ def adapter() -> str | None:
     return None if gpu is None else gpu.adapter
 
 
+def generation() -> int:
+    """Another number after each `shutdown` and fork: what was decided on devices before is void."""
+    return _generation
+
+
 def last_device() -> str | None:
     """The backend that the last call in this thread really ran on: `cpu`, `reference`, …
 
@@ -268,7 +275,9 @@ def shutdown() -> bool:
     Returns:
         Whether there was anything to close.
     """
+    global _generation
     with _lock:
+        _generation += 1
         backends = list(_opened.values())
         _opened.clear()
         _refused.clear()
@@ -297,7 +306,8 @@ def _hook() -> None:
 
 def _forget() -> None:
     """In a forked child: threads, contexts and a held lock are the parent's, not ours."""
-    global _lock, _last, _thread
+    global _lock, _last, _thread, _generation
+    _generation += 1
     _lock = threading.RLock()
     _thread = threading.local()
     _last = None

@@ -21,6 +21,7 @@ capture the call.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,8 @@ _FEW, _MOST = 0.003, 0.6  # of the pairs touch: the least and the most that a sc
 _calibration: Calibration | None = None
 _loaded = False
 _told: set[str] = set()  # backends whose calibration was said to be stale
+_DECISIONS = 4096
+_decided: dict[tuple[Any, ...], str] = {}  # by sizes: deciding anew costs as much as a small call
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,21 +247,33 @@ def forget_calibration() -> None:
     global _loaded, _calibration
     _calibration, _loaded = None, False
     _told.clear()
+    _decided.clear()
 
 
 # What `auto` does.
 
 
 def _auto(batch: int, triangles: int, pixels: int, where: str, scene: Scene | None) -> str:
-    if scene is not None and _known() is not None:
-        low = _best(Work(batch, triangles, pixels, _FEW), where)
-        if low == _best(Work(batch, triangles, pixels, _MOST), where):
-            return low
-        share = touching(scene.params, scene.sigma)
-        # To a quarter of an octave, so that expected times are found again.
-        steps = round(4 * Work(1, 1, 1, share).place[3])
-        return _best(Work(batch, triangles, pixels, 2.0 ** (steps / 4)), where)
-    return _best(Work(batch, triangles, pixels), where)
+    sizes = (batch, triangles, pixels)
+    if scene is None or _known() is None:
+        return _decide(*sizes, TYPICAL_SHARE, where)
+    low = _decide(*sizes, _FEW, where)
+    if low == _decide(*sizes, _MOST, where):
+        return low
+    share = touching(scene.params, scene.sigma)
+    # To a quarter of an octave, so that what was decided is found again.
+    steps = round(4 * math.log2(max(share, _FEW)))
+    return _decide(*sizes, 2.0 ** (steps / 4), where)
+
+
+def _decide(batch: int, triangles: int, pixels: int, share: float, where: str) -> str:
+    key = (batch, triangles, pixels, share, where, devices.generation())
+    name = _decided.get(key)
+    if name is None:
+        if len(_decided) >= _DECISIONS:
+            _decided.clear()
+        name = _decided[key] = _best(Work(batch, triangles, pixels, share), where)
+    return name
 
 
 def _best(work: Work, where: str) -> str:
