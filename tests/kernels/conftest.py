@@ -12,6 +12,7 @@ import torch
 from doublure_kernels import cpu
 from doublure_kernels.backend import Backend
 from doublure_kernels.cpu import CpuBackend
+from doublure_kernels.errors import DeviceError
 from doublure_kernels.scene import Scene
 
 from . import scenes
@@ -43,10 +44,27 @@ def open_cuda() -> Backend:
     return OnHost(CudaBackend())
 
 
+def open_vulkan() -> Backend:
+    from doublure_kernels.gpu.vulkan.backend import VulkanBackend
+
+    return VulkanBackend()
+
+
+def vulkan_is_there() -> bool:
+    """A device that can run the kernels; lavapipe is one."""
+    try:
+        open_vulkan().close()
+    except (ImportError, OSError, DeviceError):
+        return False
+    return True
+
+
 SUBJECTS = {
     "cpu-float32": Subject(lambda: CpuBackend(2), np.float32, 1e-6, 1e-5),
     "cpu-float64": Subject(lambda: CpuBackend(2), np.float64, 1e-10, 1e-8),
 }
+if vulkan_is_there():
+    SUBJECTS["vulkan-float32"] = Subject(open_vulkan, np.float32, 1e-6, 1e-5, 3e-4)
 if torch.cuda.is_available():
     SUBJECTS["cuda-float32"] = Subject(open_cuda, np.float32, 1e-6, 1e-5, 3e-4)
 

@@ -6,42 +6,28 @@ torch's CUDA wheels bring NVRTC. What is kept is machine code for one architectu
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-import os
-import tempfile
 import threading
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from ...errors import DeviceError
+from .. import cache
 
-__all__ = ["cache_folder", "compiled", "sources"]
+__all__ = ["compiled", "sources"]
 
 _log = logging.getLogger(__name__)
 
 _NAMES = ("raster.cu", "cuda.h", "raster.h")
-_ELF = b"\x7fELF"
 
 
 def sources() -> dict[str, bytes]:
     """The kernels' text by file name; the first is the one that is compiled."""
     folder = files("doublure_kernels.gpu") / "shaders"
     return {name: (folder / name).read_bytes() for name in _NAMES}
-
-
-def cache_folder() -> Path | None:
-    """Where machine code is kept; None without a home directory."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    try:
-        folder = Path(root) if root else Path.home() / ".cache"
-    except RuntimeError:
-        return None
-    return folder / "doublure" / "cuda"
 
 
 def compiled(architecture: str, macros: Sequence[tuple[str, int]]) -> bytes:
@@ -62,17 +48,13 @@ def compiled(architecture: str, macros: Sequence[tuple[str, int]]) -> bytes:
     ]
     version = _checked(nvrtc, nvrtc.nvrtcVersion(), "nvrtcVersion")
     digest = hashlib.sha256(repr((version, options, sorted(text.items()))).encode()).hexdigest()
-    folder = cache_folder()
+    folder = cache.folder("cuda")
     path = None if folder is None else folder / f"{digest}.cubin"
-    if path is not None:
-        with contextlib.suppress(OSError):
-            kept = path.read_bytes()
-            # The digest of the code stands before it: a damaged file is compiled anew.
-            if kept[:32] == hashlib.sha256(kept[32:]).digest() and kept[32:36] == _ELF:
-                return kept[32:]
+    kept = cache.kept(path)
+    if kept is not None:
+        return kept
     code: bytes = _compile(nvrtc, text, options)
-    if path is not None:
-        _keep(path, hashlib.sha256(code).digest() + code)
+    cache.keep(path, code)
     return code
 
 
@@ -135,20 +117,3 @@ def _checked(nvrtc: Any, result: tuple[Any, ...], what: str) -> Any:
     if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise DeviceError(f'device "cuda": expected {what} to succeed, got {status}')
     return values[0] if len(values) == 1 else tuple(values)
-
-
-def _keep(path: Path, code: bytes) -> None:
-    """Whole or not at all; where it cannot be written, it is compiled again next time."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(code)
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
-    except OSError as error:
-        _log.info("machine code is not kept: %s", error)
