@@ -263,16 +263,12 @@ class VulkanEngine:
         self._backend, self._device = backend, device
         self.lanes, self.largest = device.adapter.lanes, device.adapter.largest
         self._buffers: Buffers | None = None
-        self._sizes: dict[str, int] = {}
 
     def open(self, sizes: dict[str, int]) -> None:
         """See `Engine.open`."""
         with self._backend._lock, self._backend._worded():
-            self._alive()
             _fits(self._device, sizes)
-            self._sizes = sizes
-            self._buffers = Buffers(self._device)
-            self._buffers.reserve(sizes)
+            self._alive().reserve(sizes)
 
     def write(self, name: str, values: Any) -> None:
         """See `Engine.write`."""
