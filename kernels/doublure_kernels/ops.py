@@ -405,9 +405,17 @@ def _host(tensor: Tensor) -> NDArray[Any]:
     return tensor.numpy()
 
 
+def _draws_there(backend: Backend, tensor: Tensor) -> bool:
+    """Whether it takes torch tensors on a CUDA device, and this one as it is if it is on one."""
+    if backend.name == "cuda":
+        return True
+    shares = getattr(backend, "shares", None)
+    return shares is not None and tensor.is_cuda and bool(shares(tensor.device.index))
+
+
 def _placed(backend: Backend, tensor: Tensor) -> Any:
     """Where the backend works: on a CUDA device, or as NumPy."""
-    if backend.name != "cuda":
+    if not _draws_there(backend, tensor):
         return _host(tensor)
     tensor = tensor.detach().resolve_neg()
     if not tensor.is_cuda:
@@ -426,7 +434,7 @@ def _scene(
 ) -> Scene:
     """Where the backend works, and sound: what only a look at the numbers can tell is seen here."""
     tensors = (params, sigma, background, counts)
-    if backend.name == "cuda":
+    if _draws_there(backend, params):
         if check or not (sound or params.is_cuda):
             _check_scene(
                 Scene(*(_host(tensor) for tensor in tensors)), params.shape[1], check, sound

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import vulkan as vk
@@ -37,6 +37,7 @@ _SUBGROUP = {
 }
 _SHARED = 16_384  # bytes a workgroup; the kernels take less, and every device has as much
 SIZE_CONTROL = "VK_EXT_subgroup_size_control"
+SHARING = ("VK_KHR_external_memory_fd", "VK_KHR_external_semaphore_fd")
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Adapter:
         timestamp_bits: Of that queue; 0 where it keeps no time.
         timestamp_ns: Nanoseconds a tick.
         largest: Bytes of a storage buffer at most.
+        shareable: Its memory and timeline semaphores can be handed to CUDA, as file descriptors.
         extensions: What the driver offers.
         lacks: What the kernels need and it does not have; empty where it can be used.
         handle: `VkPhysicalDevice`; valid while the instance is.
@@ -73,7 +75,8 @@ class Adapter:
     timestamp_bits: int
     timestamp_ns: float
     largest: int
-    extensions: frozenset[str]
+    shareable: bool
+    extensions: frozenset[str] = field(repr=False)
     lacks: tuple[str, ...]
     handle: Any
 
@@ -195,7 +198,7 @@ def _adapter(index: int, device: Any) -> Adapter:
         one.extensionName for one in vk.vkEnumerateDeviceExtensionProperties(device, None)
     )
     lacks: list[str] = []
-    uuid, driver, lanes, fixed = "", "", 0, False
+    uuid, driver, lanes, fixed, shareable = "", "", 0, False, False
     largest = int(limits.maxStorageBufferRange)
     if version < _VERSION:
         lacks.append(f"Vulkan 1.1 (it has {_version(version)})")
@@ -212,6 +215,10 @@ def _adapter(index: int, device: Any) -> Adapter:
         uuid = bytes(ids.deviceUUID).hex()
         largest = min(largest, int(maintenance.maxMemoryAllocationSize))
         if modern:
+            timeline = vk.VkPhysicalDeviceTimelineSemaphoreFeatures()
+            features = vk.VkPhysicalDeviceFeatures2(pNext=timeline)
+            vk.vkGetPhysicalDeviceFeatures2(device, features)
+            shareable = bool(timeline.timelineSemaphore) and extensions.issuperset(SHARING)
             driver = f"{_text(drivers.driverName)} {_text(drivers.driverInfo)}".strip()
         lanes = int(groups.subgroupSize)
         if controls:
@@ -256,6 +263,7 @@ def _adapter(index: int, device: Any) -> Adapter:
         timestamp_bits=bits,
         timestamp_ns=float(limits.timestampPeriod),
         largest=largest & ~15,
+        shareable=shareable,
         extensions=extensions,
         lacks=tuple(lacks),
         handle=device,

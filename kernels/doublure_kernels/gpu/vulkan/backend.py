@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import vulkan as vk
@@ -17,7 +18,12 @@ from .. import plan
 from .adapters import error_name
 from .device import Buffers, Device
 
+if TYPE_CHECKING:
+    from .interop import Shared
+
 __all__ = ["VulkanBackend", "VulkanEngine"]
+
+_log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
@@ -43,6 +49,8 @@ class VulkanBackend:
         self._lock = threading.RLock()
         self._opened: tuple[Device, Buffers] | None = None
         self._engines: list[VulkanEngine] = []
+        self._shared: dict[int, Shared] = {}
+        self._no_sharing = False
         self._closed = False
         with self._lock, self._worded():
             adapter = self._open()[0].adapter
@@ -68,8 +76,10 @@ class VulkanBackend:
         """What is open now."""
         return self._opened[0] if self._opened else None
 
-    def forward(self, scene: Scene, raster: Raster) -> Array:
+    def forward(self, scene: Scene, raster: Raster) -> Any:
         """See `Backend.forward`."""
+        if not isinstance(scene.params, np.ndarray):
+            return self._forward_shared(scene, raster)
         shape = (len(scene.params), raster.height, raster.width, raster.channels)
         images: Array = np.empty(shape, np.float32)
         self._draw(scene, raster, plan.FORWARD, None, {"images": images})
@@ -79,7 +89,7 @@ class VulkanBackend:
         """See `Backend.backward`."""
         return self._differentiate(scene, raster, plan.BACKWARD, grad_images)[1]
 
-    def fused_mse(self, scene: Scene, raster: Raster, targets: Any) -> tuple[Array, Gradients]:
+    def fused_mse(self, scene: Scene, raster: Raster, targets: Any) -> tuple[Any, Gradients]:
         """See `Backend.fused_mse`."""
         return self._differentiate(scene, raster, plan.FUSED, targets)
 
@@ -90,11 +100,44 @@ class VulkanBackend:
             self._engines.append(engine)
         return engine
 
+    def shares(self, index: int) -> bool:
+        """Whether torch tensors of a CUDA device can be drawn without passing through the host.
+
+        Then they may stand in scenes, targets and gradients, and what is returned is on that
+        device too.
+        """
+        with self._lock:
+            if self._closed or self._no_sharing:
+                return False
+            try:
+                with self._worded():
+                    return self._share(index) is not None
+            except DeviceError as error:
+                self._no_sharing = True
+                _log.warning("copying CUDA tensors through the host: %s", error)
+                return False
+
     # Inside.
+
+    def _share(self, index: int) -> Shared | None:
+        """What shares memory with a CUDA device; None where it is another one, or cannot."""
+        device = self._open()[0]
+        found = self._shared.get(index)
+        if found is None:
+            if not device.adapter.shareable:
+                return None
+            from .interop import Shared, uuid_of
+
+            if uuid_of(index) != device.adapter.uuid:
+                return None
+            found = self._shared[index] = Shared(device, index)
+        return found
 
     def _differentiate(
         self, scene: Scene, raster: Raster, mode: int, given: Any
-    ) -> tuple[Array, Gradients]:
+    ) -> tuple[Any, Gradients]:
+        if not isinstance(scene.params, np.ndarray):
+            return self._differentiate_shared(scene, raster, mode, given)
         batch, triangles = scene.params.shape[:2]
         outputs = {
             "grads": np.zeros((batch, triangles, PARAMS), np.float32),
@@ -110,11 +153,7 @@ class VulkanBackend:
         self, scene: Scene, raster: Raster, mode: int, given: Any, outputs: dict[str, Array]
     ) -> None:
         """All of a call, in as many regions as it takes."""
-        if scene.params.dtype != np.float32:
-            raise DtypeError(
-                f'params: expected float32 on device "vulkan", got {scene.params.dtype}; use '
-                'device="cpu" or "reference" for float64'
-            )
+        _check_dtype(scene.params.dtype, "float32")
         settings, inputs = _settings(scene, raster, mode)
         if given is not None:
             inputs["given"] = np.asarray(given, np.float32)
@@ -136,6 +175,59 @@ class VulkanBackend:
                 settings, lanes, largest=largest, scratch=device.scratch, measure=measure
             ):
                 self._region(device, buffers, settings, region, slots, total, inputs, outputs)
+
+    def _forward_shared(self, scene: Scene, raster: Raster) -> Any:
+        params = scene.params
+        shape = (params.shape[0], raster.height, raster.width, raster.channels)
+        images = params.new_empty(shape)
+        if not self._draw_shared(scene, raster, plan.FORWARD, None, {"images": images}):
+            host = self.forward(Scene(*(_fetched(one) for one in _arrays(scene))), raster)
+            images.copy_(_tensor_like(images, host))
+        return images
+
+    def _differentiate_shared(
+        self, scene: Scene, raster: Raster, mode: int, given: Any
+    ) -> tuple[Any, Gradients]:
+        params = scene.params
+        batch, triangles = params.shape[:2]
+        outputs = {
+            "grads": params.new_zeros((batch, triangles, PARAMS)),
+            "grad_sigma": params.new_zeros((batch, triangles)),
+            "grad_background": params.new_zeros((batch, 3)),
+            "losses": params.new_zeros(batch),
+        }
+        if not self._draw_shared(scene, raster, mode, given, outputs):
+            there = Scene(*(_fetched(one) for one in _arrays(scene)))
+            losses, grads = self._differentiate(there, raster, mode, _fetched(given))
+            values = (grads.params, grads.sigma, grads.background, losses)
+            for tensor, value in zip(outputs.values(), values, strict=True):
+                tensor.copy_(_tensor_like(tensor, value))
+        losses = outputs.pop("losses")
+        return losses, Gradients(*outputs.values())
+
+    def _draw_shared(
+        self, scene: Scene, raster: Raster, mode: int, given: Any, outputs: dict[str, Any]
+    ) -> bool:
+        """Draw tensors of a CUDA device on it; False where the call has to be measured first."""
+        params = scene.params
+        _check_dtype(params.dtype, "torch.float32")
+        settings = plan.Settings(params.shape[0], params.shape[1], raster, mode)
+        if settings.items == 0:
+            return True
+        inputs = dict(zip(("params", "sigma", "background"), _arrays(scene), strict=False))
+        inputs["counts"] = scene.counts
+        if given is not None:
+            inputs["given"] = given
+        with self._lock, self._worded():
+            shared = self._share(params.device.index)
+            if shared is None:
+                return False
+            adapter = shared.device.adapter
+            whole = plan.whole(settings, adapter.lanes, adapter.largest, shared.device.scratch)
+            if whole is None:
+                return False
+            shared.draw(settings, whole, inputs, outputs)
+        return True
 
     def _measure(
         self,
@@ -216,6 +308,7 @@ class VulkanBackend:
     def _drop(self) -> None:
         """Free everything; buffers before the device that they are on."""
         engines, self._engines = self._engines, []
+        shared, self._shared = self._shared, {}
         opened, self._opened = self._opened, None
         if opened is None:
             return
@@ -224,6 +317,8 @@ class VulkanBackend:
         with contextlib.suppress(vk.VkError):
             vk.vkDeviceWaitIdle(device.handle)
         device.forget_pending()
+        for one in shared.values():
+            one.close()
         for engine in engines:
             engine.drop()
         buffers.close()
@@ -346,6 +441,26 @@ def _settings(scene: Scene, raster: Raster, mode: int) -> tuple[plan.Settings, d
         batch, triangles, raster, mode, sigma, background, all_counts=all_counts
     )
     return settings, inputs
+
+
+def _check_dtype(dtype: Any, wanted: str) -> None:
+    if str(dtype) != wanted:
+        raise DtypeError(
+            f'params: expected float32 on device "vulkan", got {dtype}; use '
+            'device="cpu" or "reference" for float64'
+        )
+
+
+def _arrays(scene: Scene) -> tuple[Any, Any, Any, Any]:
+    return scene.params, scene.sigma, scene.background, scene.counts
+
+
+def _fetched(tensor: Any) -> Any:
+    return None if tensor is None else tensor.detach().cpu().numpy()
+
+
+def _tensor_like(tensor: Any, values: Array) -> Any:
+    return tensor.new_tensor(values)
 
 
 def _sliced(

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -46,21 +46,18 @@ class Device:
     Args:
         choice: See `adapters.choose`.
         staged: Copy through staging memory even where the host could write in place.
-        exported: Buffers can be handed to other interfaces, as file descriptors.
     Raises:
         DeviceError: There is none that fits.
         vk.VkError: It cannot be opened.
     """
 
-    def __init__(
-        self, choice: str | None = None, *, staged: bool = False, exported: bool = False
-    ) -> None:
+    def __init__(self, choice: str | None = None, *, staged: bool = False) -> None:
         self._instance = adapters.open_instance()
         self._stack = contextlib.ExitStack()
         self._stack.callback(vk.vkDestroyInstance, self._instance, None)
         try:
             self.adapter = adapters.choose(adapters.adapters(self._instance), choice)
-            self._open(staged, exported)
+            self._open(staged)
         except BaseException:
             self._stack.close()
             raise
@@ -92,12 +89,12 @@ class Device:
         mask = (1 << self.adapter.timestamp_bits) - 1
         return float(((found[1] - found[0]) & mask) * self.adapter.timestamp_ns)
 
-    def _open(self, staged: bool, exported: bool) -> None:
+    def _open(self, staged: bool) -> None:
         adapter = self.adapter
         device = adapter.handle
         wanted = [adapters.SIZE_CONTROL] if adapter.fixed else []
-        if exported:
-            wanted += ["VK_KHR_external_memory_fd", "VK_KHR_external_semaphore_fd"]
+        if adapter.shareable:
+            wanted += adapters.SHARING
         if "VK_KHR_portability_subset" in adapter.extensions:
             wanted.append("VK_KHR_portability_subset")
         priority = vk.VkDeviceQueueCreateInfo(
@@ -109,7 +106,7 @@ class Device:
                 subgroupSizeControl=1, computeFullSubgroups=1
             )
         timeline: Any = features
-        if exported:
+        if adapter.shareable:
             timeline = vk.VkPhysicalDeviceTimelineSemaphoreFeatures(
                 pNext=features, timelineSemaphore=1
             )
@@ -120,14 +117,13 @@ class Device:
         self.handle = vk.vkCreateDevice(device, info, None)
         self._stack.callback(vk.vkDestroyDevice, self.handle, None)
         self.queue = vk.vkGetDeviceQueue(self.handle, adapter.queue, 0)
-        self.exported = exported
         self._memory_types = vk.vkGetPhysicalDeviceMemoryProperties(device)
         reached = vk.VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | vk.VK_MEMORY_PROPERTY_HOST_COHERENT_BIT
         own = vk.VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT
         quick = vk.VK_MEMORY_PROPERTY_HOST_CACHED_BIT
         self._staging_flags = (reached | quick, reached)
         # A discrete device's memory can often be reached too, but reading there is very slow.
-        near = adapter.kind in ("integrated", "cpu") and not staged and not exported
+        near = adapter.kind in ("integrated", "cpu") and not staged
         self.direct = near and self._type(~0, (own | reached | quick,)) is not None
         self._flags = (own | reached | quick,) if self.direct else (own, 0)
         self.scratch = max(self._heap() // 16, 1 << 24)
@@ -305,9 +301,12 @@ class Device:
                     return i
         return None
 
-    def allocate(self, size: int, staging: bool = False) -> Buffer:
+    def allocate(self, size: int, staging: bool = False, exported: bool = False) -> Buffer:
         """A buffer of so many bytes; the caller frees it.
 
+        Args:
+            staging: To copy through, on the host's side.
+            exported: Its memory can be handed to others; the host cannot reach it.
         Raises:
             vk.VkErrorOutOfDeviceMemory: As the device says, or one of its like.
         """
@@ -316,19 +315,20 @@ class Device:
             | vk.VK_BUFFER_USAGE_TRANSFER_SRC_BIT
             | vk.VK_BUFFER_USAGE_TRANSFER_DST_BIT
         )
-        shared = self.exported and not staging
         kind = vk.VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT
-        outer = vk.VkExternalMemoryBufferCreateInfo(handleTypes=kind) if shared else None
+        outer = vk.VkExternalMemoryBufferCreateInfo(handleTypes=kind) if exported else None
         info = vk.VkBufferCreateInfo(pNext=outer, size=size, usage=usage)
         with contextlib.ExitStack() as undo:
             handle = vk.vkCreateBuffer(self.handle, info, None)
             undo.callback(vk.vkDestroyBuffer, self.handle, handle, None)
             needs = vk.vkGetBufferMemoryRequirements(self.handle, handle)
             flags = self._staging_flags if staging else self._flags
+            if exported:
+                flags = (vk.VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT,)
             index = self._type(needs.memoryTypeBits, flags)
             if index is None:
                 raise vk.VkErrorOutOfDeviceMemory
-            export = vk.VkExportMemoryAllocateInfo(handleTypes=kind) if shared else None
+            export = vk.VkExportMemoryAllocateInfo(handleTypes=kind) if exported else None
             ask = vk.VkMemoryAllocateInfo(
                 pNext=export, allocationSize=needs.size, memoryTypeIndex=index
             )
@@ -336,7 +336,7 @@ class Device:
             undo.callback(vk.vkFreeMemory, self.handle, memory, None)
             vk.vkBindBufferMemory(self.handle, handle, memory, 0)
             view = None
-            if staging or self.direct:
+            if staging or (self.direct and not exported):
                 mapped = vk.vkMapMemory(self.handle, memory, 0, size, 0)
                 view = np.frombuffer(mapped, np.uint8)
             undo.pop_all()
@@ -371,18 +371,27 @@ class Device:
                 _check(_lib.vkResetFences(self.handle, 1, fences))
                 self._pending = False
 
+    def note_timed(self) -> None:
+        """A program was submitted by somebody else; its time will be there."""
+        self._timed = True
+
     def forget_pending(self) -> None:
         """Of a lost device nothing will ever be done."""
         self._pending = False
 
-    def begin(self) -> Any:
-        """A new command buffer, its clock running."""
+    def begin(self, again: bool = False) -> Any:
+        """A new command buffer, its clock running.
+
+        Args:
+            again: It may be submitted before it is done with the last time.
+        """
         info = vk.VkCommandBufferAllocateInfo(
             commandPool=self.commands, level=vk.VK_COMMAND_BUFFER_LEVEL_PRIMARY,
             commandBufferCount=1,
         )  # fmt: skip
         commands = vk.vkAllocateCommandBuffers(self.handle, info)[0]
-        vk.vkBeginCommandBuffer(commands, vk.VkCommandBufferBeginInfo())
+        flags = vk.VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT if again else 0
+        vk.vkBeginCommandBuffer(commands, vk.VkCommandBufferBeginInfo(flags=flags))
         if self.adapter.timestamp_bits:
             _lib.vkCmdResetQueryPool(commands, self.queries, 0, 2)
             first = vk.VK_PIPELINE_STAGE_TOP_OF_PIPE_BIT
@@ -466,10 +475,19 @@ class Buffers:
 
     Args:
         device: Where. `close` comes before the device's.
+        exported: They can be handed to others; the host cannot reach them.
+        settle: Waits until nothing runs that uses them; None takes the device's.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(
+        self,
+        device: Device,
+        exported: bool = False,
+        settle: Callable[[], None] | None = None,
+    ) -> None:
         self.device = device
+        self.exported = exported
+        self._settle = settle or device.settle
         self._named: dict[str, Buffer] = {}
         self._staging: dict[str, Buffer] = {}
         self._programs: dict[Any, Program] = {}
@@ -536,7 +554,7 @@ class Buffers:
             try:
                 self._named[name] = self._allocated(generous, _rounded(size))
             except vk.VkError:
-                self._named[name] = self.device.allocate(_LEAST)
+                self._named[name] = self.device.allocate(_LEAST, exported=self.exported)
                 self._describe([name])
                 raise
             self._describe([name])
@@ -544,11 +562,11 @@ class Buffers:
 
     def _allocated(self, generous: int, least: int) -> Buffer:
         try:
-            return self.device.allocate(generous)
+            return self.device.allocate(generous, exported=self.exported)
         except vk.VkError:
             if generous == least:
                 raise
-            return self.device.allocate(least)
+            return self.device.allocate(least, exported=self.exported)
 
     def _describe(self, names: Sequence[str]) -> None:
         # Kept until the call, as everything nested is.
@@ -600,6 +618,7 @@ class Buffers:
                 self.staging("down", _span(down))
             found = Program(self, steps, up, down)
             if len(self._programs) >= _PROGRAMS:
+                self._settle()
                 self._programs.pop(next(iter(self._programs))).close()
             self._programs[key] = found
         return found
@@ -609,7 +628,7 @@ class Buffers:
         return self._programs.get(key)
 
     def _forget(self) -> None:
-        self.device.settle()
+        self._settle()
         for program in self._programs.values():
             program.close()
         self._programs.clear()
@@ -643,7 +662,7 @@ class Program:
                 if size:
                     copies[kind].append((staging.handle, whole.handle, at, size))
                 at += _rounded(size)
-        self._commands = device.begin()
+        self._commands = device.begin(again=buffers.exported)
         device.barrier(self._commands)
         for source, sink, at, size in copies["up"]:
             _copy(self._commands, source, at, sink, 0, size)

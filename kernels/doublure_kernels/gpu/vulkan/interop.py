@@ -1,0 +1,276 @@
+"""Drawing torch's CUDA tensors through Vulkan without a way over the host.
+
+Vulkan exports its buffers' memory, CUDA maps it, and torch's kernels copy in and out on the
+device. A timeline semaphore, exported too, orders both on torch's current stream, so that nobody
+waits on the host: copies in, CUDA signals n, Vulkan waits for n, draws and signals n + 1, for which
+CUDA waits before copies out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import torch
+import vulkan as vk
+from torch import Tensor
+
+from ...errors import DeviceError
+from .. import plan
+from .device import Buffer, Buffers, Device
+
+__all__ = ["Shared", "uuid_of"]
+
+_ffi, _lib = vk.ffi, vk.lib
+_WAIT_NS = 200_000_000
+_TYPES = {"counts": torch.int32}
+
+
+def uuid_of(index: int) -> str:
+    """Of a CUDA device, as Vulkan's adapters have it; empty where torch does not know."""
+    found = getattr(torch.cuda.get_device_properties(index), "uuid", "")
+    return str(found).lower().removeprefix("gpu-").replace("-", "")
+
+
+class Shared:
+    """Buffers and a timeline that Vulkan and CUDA have together. Called by one thread at a time.
+
+    Args:
+        device: Vulkan's, with a shareable adapter.
+        index: CUDA's, of the same UUID.
+    Raises:
+        DeviceError: cuda-bindings is not there, or CUDA refuses.
+        vk.VkError: Vulkan does.
+    """
+
+    def __init__(self, device: Device, index: int) -> None:
+        try:
+            self._driver: Any = import_module("cuda.bindings.driver")
+        except ImportError as error:
+            raise DeviceError(
+                f"expected the package cuda-bindings, got an environment without it ({error})"
+            ) from error
+        self.device, self._index = device, index
+        self._where = torch.device("cuda", index)
+        self._imported: dict[str, tuple[Buffer, Any, Any, Tensor]] = {}
+        self._last = 0  # of the timeline, once all that was submitted is done
+        self._free: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._stack = contextlib.ExitStack()
+        try:
+            with torch.cuda.device(index):
+                torch.cuda.current_stream().synchronize()  # makes the context, if none is there
+                self._make_timeline()
+            self.buffers = Buffers(device, exported=True, settle=self.settle)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def close(self) -> None:
+        """Wait for what runs, on both sides, and free everything."""
+        with contextlib.suppress(vk.VkError, RuntimeError):
+            self.settle()
+        self._release(tuple(self._imported))
+        with contextlib.suppress(vk.VkError):
+            self.buffers.close()
+        self._stack.close()
+
+    def settle(self) -> None:
+        """Wait until neither side uses the buffers."""
+        self.device.settle()
+        semaphores = _ffi.new("VkSemaphore[1]", [self._semaphore])
+        values = _ffi.new("uint64_t[1]", [self._last])
+        info = _ffi.new(
+            "VkSemaphoreWaitInfo *",
+            {
+                "sType": vk.VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
+                "semaphoreCount": 1,
+                "pSemaphores": semaphores,
+                "pValues": values,
+            },
+        )
+        while (status := _lib.vkWaitSemaphores(self.device.handle, info, _WAIT_NS)) != 0:
+            if status != vk.VK_TIMEOUT:
+                raise vk.exception_codes[status]
+        self._free.synchronize()
+
+    def draw(
+        self,
+        settings: plan.Settings,
+        whole: tuple[plan.Region, int, int],
+        inputs: Mapping[str, Tensor],
+        outputs: Mapping[str, Tensor],
+    ) -> None:
+        """Draw a call in one piece on torch's current stream; returns before it is done.
+
+        Args:
+            settings: Of the call; everything is in buffers.
+            whole: See `plan.whole`.
+            inputs: By binding.
+            outputs: By binding; written.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            raise DeviceError(
+                'device "vulkan": expected a stream that records no CUDA graph, got one that '
+                'does; draw with device="cuda" there'
+            )
+        region, slots, total = whole
+        lanes = self.device.adapter.lanes
+        self._reserve(plan.sizes(settings, region, total, lanes))
+        key = (settings, region, slots)
+        program = self.buffers.known(key)
+        if program is None:
+            steps = plan.draw_steps(settings, region, slots, lanes)
+            program = self.buffers.program(key, steps, {}, {})
+        with torch.cuda.device(self._index):
+            stream = torch.cuda.current_stream()
+            stream.wait_event(self._free)  # another stream may still copy out
+            for name, tensor in inputs.items():
+                self._view(name, tensor).copy_(tensor)
+            begin, end = self._last + 1, self._last + 2
+            self._signal(begin, stream.cuda_stream)
+            self._submit(program.commands, begin, end)
+            self._last = end
+            self._wait(end, stream.cuda_stream)
+            for name, tensor in outputs.items():
+                tensor.copy_(self._view(name, tensor))
+            self._free.record(stream)
+
+    # Inside.
+
+    def _make_timeline(self) -> None:
+        kind = vk.VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT
+        export = vk.VkExportSemaphoreCreateInfo(handleTypes=kind)
+        timeline = vk.VkSemaphoreTypeCreateInfo(
+            pNext=export, semaphoreType=vk.VK_SEMAPHORE_TYPE_TIMELINE, initialValue=0
+        )
+        info = vk.VkSemaphoreCreateInfo(pNext=timeline)
+        handle = self.device.handle
+        self._semaphore = vk.vkCreateSemaphore(handle, info, None)
+        self._stack.callback(vk.vkDestroySemaphore, handle, self._semaphore, None)
+        ask = vk.VkSemaphoreGetFdInfoKHR(semaphore=self._semaphore, handleType=kind)
+        fd = vk.vkGetDeviceProcAddr(handle, "vkGetSemaphoreFdKHR")(handle, ask)
+        driver = self._driver
+        described = driver.CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC()
+        kinds = driver.CUexternalSemaphoreHandleType
+        described.type = kinds.CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD
+        described.handle.fd = fd
+        self._timeline = self._imported_by("cuImportExternalSemaphore", described, fd)
+        self._stack.callback(driver.cuDestroyExternalSemaphore, self._timeline)
+
+    def _reserve(self, needs: Mapping[str, int]) -> None:
+        """Make buffers large enough; those that grow are unmapped first."""
+        grow = tuple(name for name, size in needs.items() if self.buffers[name].size < size)
+        if grow:
+            self.settle()
+            self._release(grow)
+            self.buffers.reserve(needs)
+
+    def _release(self, names: tuple[str, ...]) -> None:
+        for name in names:
+            if name in self._imported:
+                _, memory, address, _ = self._imported.pop(name)
+                self._driver.cuMemFree(address)
+                self._driver.cuDestroyExternalMemory(memory)
+
+    def _view(self, name: str, like: Tensor) -> Tensor:
+        """A buffer's beginning as a tensor of a shape."""
+        buffer = self.buffers[name]
+        found = self._imported.get(name)
+        if found is None:
+            found = self._imported[name] = (buffer, *self._import(buffer))
+        flat = found[3].view(_TYPES.get(name, torch.float32))
+        return flat[: like.numel()].view(like.shape)
+
+    def _import(self, buffer: Buffer) -> tuple[Any, Any, Tensor]:
+        handle, driver = self.device.handle, self._driver
+        ask = vk.VkMemoryGetFdInfoKHR(
+            memory=buffer.memory, handleType=vk.VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT
+        )
+        fd = vk.vkGetDeviceProcAddr(handle, "vkGetMemoryFdKHR")(handle, ask)
+        described = driver.CUDA_EXTERNAL_MEMORY_HANDLE_DESC()
+        described.type = driver.CUexternalMemoryHandleType.CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD
+        described.handle.fd = fd
+        described.size = buffer.allocated
+        memory = self._imported_by("cuImportExternalMemory", described, fd)
+        mapping = driver.CUDA_EXTERNAL_MEMORY_BUFFER_DESC()
+        mapping.size = buffer.size
+        try:
+            address = self._called("cuExternalMemoryGetMappedBuffer", memory, mapping)
+        except DeviceError:
+            driver.cuDestroyExternalMemory(memory)
+            raise
+        view = torch.as_tensor(_Mapped(int(address), buffer.size // 4), device=self._where)
+        return memory, address, view
+
+    def _imported_by(self, function: str, described: Any, fd: int) -> Any:
+        try:
+            return self._called(function, described)
+        except DeviceError:
+            os.close(fd)  # CUDA takes it over only where it succeeds
+            raise
+
+    def _called(self, function: str, *args: Any) -> Any:
+        status, *values = getattr(self._driver, function)(*args)
+        if status != 0:
+            raise DeviceError(f'device "vulkan": expected {function} to succeed, got {status!r}')
+        return values[0] if values else None
+
+    def _signal(self, value: int, stream: int) -> None:
+        params = self._driver.CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS()
+        params.params.fence.value = value
+        self._called("cuSignalExternalSemaphoresAsync", [self._timeline], [params], 1, stream)
+
+    def _wait(self, value: int, stream: int) -> None:
+        params = self._driver.CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS()
+        params.params.fence.value = value
+        self._called("cuWaitExternalSemaphoresAsync", [self._timeline], [params], 1, stream)
+
+    def _submit(self, commands: Any, begin: int, end: int) -> None:
+        pointer = _ffi.new("VkCommandBuffer[1]", [commands])
+        semaphore = _ffi.new("VkSemaphore[1]", [self._semaphore])
+        stages = _ffi.new("VkPipelineStageFlags[1]", [vk.VK_PIPELINE_STAGE_ALL_COMMANDS_BIT])
+        first, last = _ffi.new("uint64_t[1]", [begin]), _ffi.new("uint64_t[1]", [end])
+        timeline = _ffi.new(
+            "VkTimelineSemaphoreSubmitInfo *",
+            {
+                "sType": vk.VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO,
+                "waitSemaphoreValueCount": 1,
+                "pWaitSemaphoreValues": first,
+                "signalSemaphoreValueCount": 1,
+                "pSignalSemaphoreValues": last,
+            },
+        )
+        info = _ffi.new(
+            "VkSubmitInfo *",
+            {
+                "sType": vk.VK_STRUCTURE_TYPE_SUBMIT_INFO,
+                "pNext": timeline,
+                "waitSemaphoreCount": 1,
+                "pWaitSemaphores": semaphore,
+                "pWaitDstStageMask": stages,
+                "commandBufferCount": 1,
+                "pCommandBuffers": pointer,
+                "signalSemaphoreCount": 1,
+                "pSignalSemaphores": semaphore,
+            },
+        )
+        status = _lib.vkQueueSubmit(self.device.queue, 1, info, _ffi.NULL)
+        if status != vk.VK_SUCCESS:
+            raise vk.exception_codes[status]
+        self.device.note_timed()
+
+
+class _Mapped:
+    """Floats at an address, as torch takes them."""
+
+    def __init__(self, address: int, count: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (count,),
+            "typestr": "<f4",
+            "data": (address, False),
+            "version": 3,
+            "strides": None,
+        }
