@@ -30,7 +30,7 @@ def places(device: str) -> tuple[str, ...]:
     cuda = torch.cuda.is_available()
     if device in TORCH:
         return ("cuda",) if cuda else ("cpu",)
-    return ("cuda", "cpu") if device == "cuda" and cuda else ("cpu",)
+    return ("cuda", "cpu") if device in devices.GPUS and cuda else ("cpu",)
 
 
 def synchronize(where: str) -> None:
@@ -69,7 +69,7 @@ def kernel_ms(run: Callable[[], Any], device: str, where: str) -> float | None:
     the tensors are on the host, as such calls wait for their copies. Vulkan: its own timestamps.
     """
     if device == "vulkan":
-        return _vulkan_ms(run)
+        return _vulkan_ms(run, where)
     if where != "cuda":
         return None
     best = math.inf
@@ -86,11 +86,12 @@ def kernel_ms(run: Callable[[], Any], device: str, where: str) -> float | None:
     return best
 
 
-def _vulkan_ms(run: Callable[[], Any]) -> float | None:
+def _vulkan_ms(run: Callable[[], Any], where: str) -> float | None:
     backend = devices.default("vulkan")
     found = []
     for _ in range(7):
         run()
+        synchronize(where)
         spent = _vulkan_ns(backend)
         if spent is None:
             return None
