@@ -601,3 +601,16 @@ def test_what_torch_would_refuse_obscurely(
 ) -> None:
     with pytest.raises(error, match=text):
         call(dk.random_params(1, 2))
+
+
+def test_plain_calls_on_the_processor_go_a_shorter_way_to_the_same_bits() -> None:
+    params, targets = dk.random_params(2, 20).requires_grad_(), torch.rand(2, 24, 17, 3)
+    counts = [20, 20]  # for all of them, which takes the long way
+    for kernel, support in (("sigmoid", "exact"), ("compact", "bbox6")):
+        settings = {"kernel": kernel, "support": support, "device": "cpu"}
+        short = dk.fused_loss(params, targets, 0.02, (0.1, 0.2, 0.3), **settings)
+        long = dk.fused_loss(params, targets, 0.02, (0.1, 0.2, 0.3), counts=counts, **settings)
+        assert torch.equal(short[0], long[0])
+        assert torch.equal(short[1], long[1])
+        assert not short[1].requires_grad
+    assert dk.last_device() == "cpu"
