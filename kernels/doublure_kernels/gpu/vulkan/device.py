@@ -356,8 +356,11 @@ class Device:
                 "pCommandBuffers": pointer,
             },
         )
-        _check(_lib.vkQueueSubmit(self.queue, 1, info, self.fence))
-        self._pending = True
+        self._pending = True  # first: Ctrl-C may come in between
+        status = _lib.vkQueueSubmit(self.queue, 1, info, self.fence)
+        if status != vk.VK_SUCCESS:
+            self._pending = False
+            _check(status)
         self.settle()
         self._timed = True
 

@@ -56,6 +56,7 @@ class Shared:
         self.device, self._index = device, index
         self._where = torch.device("cuda", index)
         self._imported: dict[str, tuple[Buffer, Any, Any, Tensor]] = {}
+        self._closed = False
         self._last = 0  # of the timeline, once all that was submitted is done
         self._free: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._stack = contextlib.ExitStack()
@@ -72,6 +73,7 @@ class Shared:
         """Wait for what runs, on both sides, and free everything."""
         with contextlib.suppress(vk.VkError, RuntimeError):
             self.settle()
+        self._closed = True  # of a lost device nothing can be waited for any more
         self._release(tuple(self._imported))
         with contextlib.suppress(vk.VkError):
             self.buffers.close()
@@ -79,6 +81,8 @@ class Shared:
 
     def settle(self) -> None:
         """Wait until neither side uses the buffers."""
+        if self._closed:
+            return
         self.device.settle()
         semaphores = _ffi.new("VkSemaphore[1]", [self._semaphore])
         values = _ffi.new("uint64_t[1]", [self._last])
