@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -582,3 +583,34 @@ def test_the_validation_layer_finds_nothing() -> None:
     clean = validated(VALIDATED)
     assert "VUID" not in clean, clean
     assert "HAZARD" not in clean, clean
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+def test_subgroups_of_other_sizes_draw_the_same(backend: Any, lanes: int) -> None:
+    """lavapipe's subgroups are as wide as the vectors it is told to use."""
+    if "llvmpipe" not in backend.adapter:
+        pytest.skip(f"{backend.adapter} has subgroups of {backend.device.adapter.lanes} lanes only")
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"
+        "import numpy as np\n"
+        "from doublure_kernels.gpu.vulkan.backend import VulkanBackend\n"
+        "from tests.kernels import scenes\n"
+        "from tests.kernels.test_vulkan import everything\n"
+        "with VulkanBackend() as b:\n"
+        "    scene = scenes.make('mixed_sigma', batch=3, triangles=70)\n"
+        "    np.savez(sys.argv[1], lanes=b.device.adapter.lanes, *everything(b, scene))\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "found.npz"
+        settings = {"LP_NATIVE_VECTOR_WIDTH": str(32 * lanes)}
+        done = subprocess.run(
+            [sys.executable, "-c", code, path], env=os.environ | settings, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        with np.load(path) as stored:
+            found = dict(stored)
+    if found.pop("lanes") != lanes:
+        pytest.skip(f"this lavapipe has no subgroups of {lanes} lanes")
+    expected = everything(backend, scenes.make("mixed_sigma", batch=3, triangles=70))
+    for one, other in zip(found.values(), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=3e-6)
