@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import doublure_kernels as dk
@@ -14,6 +15,7 @@ import pytest
 import torch
 from doublure_kernels import devices
 from doublure_kernels.errors import DeviceError
+from doublure_kernels.gpu import plan
 
 from .conftest import vulkan_is_there
 
@@ -71,6 +73,23 @@ def test_strides_counts_and_sigmas_of_their_own() -> None:
     expected = dk.fused_loss(params, targets, sigma, counts=counts, device="cuda")
     torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=0)
     torch.testing.assert_close(found[1], expected[1], rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(("scratch", "largest"), [(0, 1 << 30), (0, 20_000), (1 << 30, 30_000)])
+def test_a_batch_drawn_in_pieces_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, scratch: int, largest: int
+) -> None:
+    params, targets = scene(3, 12)
+    whole = fused(params, targets)
+    image = dk.rasterize(params, 70, 70, 0.01, device="vulkan")
+    device = devices.default("vulkan").device  # type: ignore[attr-defined]
+    monkeypatch.setattr(plan, "whole", lambda *_: None)
+    monkeypatch.setattr(device, "adapter", replace(device.adapter, largest=largest))
+    monkeypatch.setattr(device, "scratch", scratch)
+    pieces = fused(params, targets)
+    torch.testing.assert_close(pieces[0], whole[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(pieces[1], whole[1], rtol=1e-5, atol=1e-7)
+    assert torch.equal(dk.rasterize(params, 70, 70, 0.01, device="vulkan"), image)
 
 
 def test_autograd_through_it() -> None:

@@ -180,9 +180,7 @@ class VulkanBackend:
         params = scene.params
         shape = (params.shape[0], raster.height, raster.width, raster.channels)
         images = params.new_empty(shape)
-        if not self._draw_shared(scene, raster, plan.FORWARD, None, {"images": images}):
-            host = self.forward(Scene(*(_fetched(one) for one in _arrays(scene))), raster)
-            images.copy_(_tensor_like(images, host))
+        self._draw_shared(scene, raster, plan.FORWARD, None, {"images": images})
         return images
 
     def _differentiate_shared(
@@ -196,38 +194,57 @@ class VulkanBackend:
             "grad_background": params.new_zeros((batch, 3)),
             "losses": params.new_zeros(batch),
         }
-        if not self._draw_shared(scene, raster, mode, given, outputs):
-            there = Scene(*(_fetched(one) for one in _arrays(scene)))
-            losses, grads = self._differentiate(there, raster, mode, _fetched(given))
-            values = (grads.params, grads.sigma, grads.background, losses)
-            for tensor, value in zip(outputs.values(), values, strict=True):
-                tensor.copy_(_tensor_like(tensor, value))
+        self._draw_shared(scene, raster, mode, given, outputs)
         losses = outputs.pop("losses")
         return losses, Gradients(*outputs.values())
 
     def _draw_shared(
         self, scene: Scene, raster: Raster, mode: int, given: Any, outputs: dict[str, Any]
-    ) -> bool:
-        """Draw tensors of a CUDA device on it; False where the call has to be measured first."""
+    ) -> None:
+        """As `_draw`, of tensors on a CUDA device, for which `shares` is true."""
         params = scene.params
         _check_dtype(params.dtype, "torch.float32")
         settings = plan.Settings(params.shape[0], params.shape[1], raster, mode)
         if settings.items == 0:
-            return True
-        inputs = dict(zip(("params", "sigma", "background"), _arrays(scene), strict=False))
-        inputs["counts"] = scene.counts
+            return
+        inputs = {
+            "params": params,
+            "sigma": scene.sigma,
+            "background": scene.background,
+            "counts": scene.counts,
+        }
         if given is not None:
             inputs["given"] = given
         with self._lock, self._worded():
             shared = self._share(params.device.index)
             if shared is None:
-                return False
-            adapter = shared.device.adapter
-            whole = plan.whole(settings, adapter.lanes, adapter.largest, shared.device.scratch)
-            if whole is None:
-                return False
-            shared.draw(settings, whole, inputs, outputs)
-        return True
+                raise DeviceError(
+                    f'device "vulkan": expected tensors on the host or on {self._who()}, got '
+                    f"some on {params.device}; move them"
+                )
+            device = shared.device
+            lanes, largest = device.adapter.lanes, device.adapter.largest
+            whole = plan.whole(settings, lanes, largest, device.scratch)
+            if whole is not None:
+                shared.draw(settings, *whole, inputs, outputs)
+                return
+
+            def parts(tensors: dict[str, Any], region: plan.Region) -> dict[str, Any]:
+                return {
+                    name: _sliced(name, tensor, region, lanes, settings)
+                    for name, tensor in tensors.items()
+                }
+
+            def measure(region: plan.Region) -> int:
+                _fits(device, plan.sizes(settings, region, 0, lanes))
+                return shared.measure(settings, region, parts(inputs, region))
+
+            for region, slots, total in plan.regions(
+                settings, lanes, largest=largest, scratch=device.scratch, measure=measure
+            ):
+                _fits(device, plan.sizes(settings, region, total, lanes))
+                some = parts(inputs, region), parts(outputs, region)
+                shared.draw(settings, region, slots, total, *some)
 
     def _measure(
         self,
@@ -451,22 +468,10 @@ def _check_dtype(dtype: Any, wanted: str) -> None:
         )
 
 
-def _arrays(scene: Scene) -> tuple[Any, Any, Any, Any]:
-    return scene.params, scene.sigma, scene.background, scene.counts
-
-
-def _fetched(tensor: Any) -> Any:
-    return None if tensor is None else tensor.detach().cpu().numpy()
-
-
-def _tensor_like(tensor: Any, values: Array) -> Any:
-    return tensor.new_tensor(values)
-
-
 def _sliced(
-    name: str, values: Array, region: plan.Region, lanes: int, settings: plan.Settings
-) -> Array:
-    """The part of an array that a region needs."""
+    name: str, values: Any, region: plan.Region, lanes: int, settings: plan.Settings
+) -> Any:
+    """The part of an array or a tensor that a region needs."""
     part = values[region.item : region.item + region.items]
     if name not in ("given", "images"):
         return part

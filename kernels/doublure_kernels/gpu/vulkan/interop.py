@@ -9,8 +9,9 @@ CUDA waits before copies out.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from ...errors import DeviceError
 from .. import plan
-from .device import Buffer, Buffers, Device
+from .device import Buffer, Buffers, Device, Program
 
 __all__ = ["Shared", "uuid_of"]
 
@@ -74,7 +75,8 @@ class Shared:
         with contextlib.suppress(vk.VkError, RuntimeError):
             self.settle()
         self._closed = True  # of a lost device nothing can be waited for any more
-        self._release(tuple(self._imported))
+        with contextlib.suppress(RuntimeError):
+            self._release(tuple(self._imported))
         with contextlib.suppress(vk.VkError):
             self.buffers.close()
         self._stack.close()
@@ -100,49 +102,96 @@ class Shared:
                 raise vk.exception_codes[status]
         self._free.synchronize()
 
-    def draw(
-        self,
-        settings: plan.Settings,
-        whole: tuple[plan.Region, int, int],
-        inputs: Mapping[str, Tensor],
-        outputs: Mapping[str, Tensor],
-    ) -> None:
-        """Draw a call in one piece on torch's current stream; returns before it is done.
+    def measure(
+        self, settings: plan.Settings, region: plan.Region, inputs: Mapping[str, Tensor]
+    ) -> int:
+        """How many slots a region needs; waits for the answer.
 
         Args:
             settings: Of the call; everything is in buffers.
-            whole: See `plan.whole`.
-            inputs: By binding.
-            outputs: By binding; written.
+            region: See `plan.measure_steps`.
+            inputs: By binding, the region's part.
         """
+        lanes = self.device.adapter.lanes
+        self._prepare(plan.sizes(settings, region, 0, lanes))
+        key = (settings, region, "measure")
+        program = self.buffers.known(key)
+        if program is None:
+            steps = plan.measure_steps(settings, region, lanes)
+            program = self.buffers.program(key, steps, {}, {})
+        first = {name: tensor for name, tensor in inputs.items() if name != "given"}
+        with self._running(program, first):
+            low, high = self._view("totals", (2,)).view(torch.int32).tolist()
+        return int(low & 0xFFFFFFFF) | int(high & 0xFFFFFFFF) << 32
+
+    def draw(
+        self,
+        settings: plan.Settings,
+        region: plan.Region,
+        slots: int,
+        total: int,
+        inputs: Mapping[str, Tensor],
+        outputs: Mapping[str, Tensor],
+    ) -> None:
+        """Draw a region on torch's current stream; returns before it is done.
+
+        Args:
+            settings: Of the call; everything is in buffers.
+            region: See `plan.draw_steps`.
+            slots: A triangle; 0 where `measure` came just before, for the same region.
+            total: Slots in all.
+            inputs: By binding, the region's part.
+            outputs: By binding, likewise; written, or added to where others drew the item before.
+        """
+        lanes = self.device.adapter.lanes
+        self._prepare(plan.sizes(settings, region, total, lanes))
+        add = region.x > 0 or region.y > 0
+        key = (settings, region, slots, add)
+        program = self.buffers.known(key)
+        if program is None:
+            steps = plan.draw_steps(settings, region, slots, lanes, add)
+            program = self.buffers.program(key, steps, {}, {})
+        before = {**inputs}
+        if add:
+            before |= {name: tensor for name, tensor in outputs.items() if name != "images"}
+        with self._running(program, before):
+            for name, tensor in outputs.items():
+                tensor.copy_(self._view(name, tensor.shape))
+
+    # Inside.
+
+    @contextlib.contextmanager
+    def _running(self, program: Program, inputs: Mapping[str, Tensor]) -> Iterator[None]:
+        """Copies in and kernels; what is asked of torch's stream inside comes after them."""
+        with torch.cuda.device(self._index):
+            stream = torch.cuda.current_stream()
+            stream.query()  # makes the context this thread's, where it has done nothing yet
+            stream.wait_event(self._free)  # another stream may still copy out
+            for name, tensor in inputs.items():
+                self._view(name, tensor.shape).copy_(tensor)
+            begin, end = self._last + 1, self._last + 2
+            self._signal(begin, stream.cuda_stream)
+            self._last = begin
+            self._submit(program.commands, begin, end)
+            self._last = end
+            self._wait(end, stream.cuda_stream)
+            try:
+                yield
+            finally:
+                self._free.record(stream)
+
+    def _prepare(self, needs: Mapping[str, int]) -> None:
+        """Make buffers large enough; those that grow are unmapped first."""
         if torch.cuda.is_current_stream_capturing():
             raise DeviceError(
                 'device "vulkan": expected a stream that records no CUDA graph, got one that '
                 'does; draw with device="cuda" there'
             )
-        region, slots, total = whole
-        lanes = self.device.adapter.lanes
-        self._reserve(plan.sizes(settings, region, total, lanes))
-        key = (settings, region, slots)
-        program = self.buffers.known(key)
-        if program is None:
-            steps = plan.draw_steps(settings, region, slots, lanes)
-            program = self.buffers.program(key, steps, {}, {})
-        with torch.cuda.device(self._index):
-            stream = torch.cuda.current_stream()
-            stream.wait_event(self._free)  # another stream may still copy out
-            for name, tensor in inputs.items():
-                self._view(name, tensor).copy_(tensor)
-            begin, end = self._last + 1, self._last + 2
-            self._signal(begin, stream.cuda_stream)
-            self._submit(program.commands, begin, end)
-            self._last = end
-            self._wait(end, stream.cuda_stream)
-            for name, tensor in outputs.items():
-                tensor.copy_(self._view(name, tensor))
-            self._free.record(stream)
-
-    # Inside.
+        grow = tuple(name for name, size in needs.items() if self.buffers[name].size < size)
+        if grow:
+            self.settle()
+            self._release(grow)
+            self.buffers.reserve(needs)
 
     def _make_timeline(self) -> None:
         kind = vk.VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT
@@ -164,29 +213,23 @@ class Shared:
         self._timeline = self._imported_by("cuImportExternalSemaphore", described, fd)
         self._stack.callback(driver.cuDestroyExternalSemaphore, self._timeline)
 
-    def _reserve(self, needs: Mapping[str, int]) -> None:
-        """Make buffers large enough; those that grow are unmapped first."""
-        grow = tuple(name for name, size in needs.items() if self.buffers[name].size < size)
-        if grow:
-            self.settle()
-            self._release(grow)
-            self.buffers.reserve(needs)
-
     def _release(self, names: tuple[str, ...]) -> None:
-        for name in names:
-            if name in self._imported:
-                _, memory, address, _ = self._imported.pop(name)
-                self._driver.cuMemFree(address)
-                self._driver.cuDestroyExternalMemory(memory)
+        with torch.cuda.device(self._index):
+            torch.cuda.current_stream().query()  # see `_running`
+            for name in names:
+                if name in self._imported:
+                    _, memory, address, _ = self._imported.pop(name)
+                    self._driver.cuMemFree(address)
+                    self._driver.cuDestroyExternalMemory(memory)
 
-    def _view(self, name: str, like: Tensor) -> Tensor:
+    def _view(self, name: str, shape: Sequence[int]) -> Tensor:
         """A buffer's beginning as a tensor of a shape."""
         buffer = self.buffers[name]
         found = self._imported.get(name)
         if found is None:
             found = self._imported[name] = (buffer, *self._import(buffer))
         flat = found[3].view(_TYPES.get(name, torch.float32))
-        return flat[: like.numel()].view(like.shape)
+        return flat[: math.prod(shape)].view(*shape)
 
     def _import(self, buffer: Buffer) -> tuple[Any, Any, Tensor]:
         handle, driver = self.device.handle, self._driver
