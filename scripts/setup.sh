@@ -80,12 +80,19 @@ if [ "$(uname -s)" = Linux ] && ! has_vulkan_driver >/dev/null; then
     need_packages $system_packages || say "going on without a Vulkan driver: the NumPy host will be used"
 fi
 
-# The tests run exported shaders through the usual compilers; nothing else needs them.
+# The tests run exported shaders through the usual compilers, and the rasterizer through Vulkan's
+# validation layer; nothing else needs them.
+has_validation() { compgen -G "/usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json"; }
 case $extras in
     *dev*)
         if ! command -v glslangValidator >/dev/null || ! command -v spirv-val >/dev/null; then
             need_packages glslang-tools spirv-tools libegl1 libgl1 ||
                 say "going on without shader compilers: the tests of exported shaders are skipped"
+        fi
+        # By itself: where there is no such package, the others are wanted all the same.
+        if [ "$(uname -s)" = Linux ] && ! has_validation >/dev/null; then
+            need_packages vulkan-validationlayers ||
+                say "going on without Vulkan's validation layer: its test is skipped"
         fi
         ;;
 esac

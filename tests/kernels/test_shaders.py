@@ -39,6 +39,12 @@ def stale(folder: Path) -> list[str]:
     ]
 
 
+def words(path: Path) -> bytes:
+    """Its code without the word that names the generator."""
+    code = path.read_bytes()
+    return code[:8] + code[12:]
+
+
 def test_every_kernel_and_every_source_is_recorded() -> None:
     _, digests = recorded()
     files = {path.name for path in SHADERS.glob("*.comp")} | {"glsl.h", "raster.h"}
@@ -69,10 +75,11 @@ def test_the_same_compiler_gives_the_same_code(kernel: str, tmp_path: Path) -> N
     command = ["glslangValidator", "-V", "--target-env", "vulkan1.1", "-o", made, source]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+    if words(made) == words(SHADERS / f"{kernel}.spv"):
+        return
     here = version.stdout.splitlines()[0]
-    if here != recorded()[0]:
-        pytest.skip(f"another compiler than it was made with: {here}")
-    assert made.read_bytes() == (SHADERS / f"{kernel}.spv").read_bytes(), "run scripts/shaders"
+    assert here != recorded()[0], "run scripts/shaders"
+    pytest.skip(f"another compiler than it was made with, and other code: {here}")
 
 
 @needs_validator

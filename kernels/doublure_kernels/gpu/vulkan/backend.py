@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...errors import DeviceError, DtypeError
 from ...scene import PARAMS, Gradients, Raster, Scene
-from .. import plan
+from .. import plan, selftest
 from .adapters import error_name
 from .device import Buffers, Device
 
@@ -39,7 +39,7 @@ class VulkanBackend:
             DOUBLURE_VULKAN_DEVICE says, else the best one.
         staged: Copy through staging memory even where the host could write in place.
     Raises:
-        DeviceError: There is none that fits, or it cannot be opened.
+        DeviceError: There is none that fits, it cannot be opened, or it draws wrong.
     """
 
     name = "vulkan"
@@ -52,9 +52,10 @@ class VulkanBackend:
         self._shared: dict[int, Shared] = {}
         self._no_sharing = False
         self._closed = False
+        self.adapter: str | None = None
         with self._lock, self._worded():
             adapter = self._open()[0].adapter
-        self.adapter: str | None = adapter.name
+        self.adapter = adapter.name
         self.kind = adapter.kind
         self.discrete = adapter.kind in ("discrete", "virtual")
         self.uuid, self.driver = adapter.uuid, adapter.driver
@@ -320,7 +321,18 @@ class VulkanBackend:
             except BaseException:
                 device.close()
                 raise
+            if not device.tested:
+                self._test(device)
         return self._opened
+
+    def _test(self, device: Device) -> None:
+        self.adapter = device.adapter.name
+        try:
+            selftest.check(self)
+        except BaseException:
+            self._drop()
+            raise
+        device.note_tested()
 
     def _drop(self) -> None:
         """Free everything; buffers before the device that they are on."""

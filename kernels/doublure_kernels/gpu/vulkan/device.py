@@ -34,6 +34,7 @@ _NULL = _ffi.NULL
 _LEAST = 256  # bytes of a buffer: none may be empty
 _ALIGN = 256
 _PROGRAMS = 64
+_TESTED = b"draws right"
 _FULL_SUBGROUPS = 0x2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT
 _WAIT_NS = 200_000_000  # between two looks at the keyboard
 
@@ -67,6 +68,15 @@ class Device:
         with contextlib.suppress(vk.VkError):
             vk.vkDeviceWaitIdle(self.handle)
         self._stack.close()
+
+    @property
+    def tested(self) -> bool:
+        """Whether this device, with this driver and these shaders, was once seen to draw right."""
+        return cache.kept(self._tested_path) == _TESTED
+
+    def note_tested(self) -> None:
+        """Remember that it does."""
+        cache.keep(self._tested_path, _TESTED)
 
     @property
     def uuid(self) -> str:
@@ -211,6 +221,7 @@ class Device:
             digest.update(words)
         kept = cache.folder("vulkan")
         self._cache_path = None if kept is None else kept / f"{digest.hexdigest()}.pipelines"
+        self._tested_path = None if kept is None else kept / f"{digest.hexdigest()}.tested"
         known = cache.kept(self._cache_path) or b""
         data = _ffi.new("char[]", known) if known else _NULL
         info = vk.VkPipelineCacheCreateInfo(initialDataSize=len(known), pInitialData=data)
