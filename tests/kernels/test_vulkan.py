@@ -162,6 +162,7 @@ def test_buffers_grow_and_stay_and_programs_are_recorded_once(
         assert grown > before
         first = everything(backend, small)
         programs = dict(buffers._programs)
+        assert len(programs) >= 3  # one a call at least
 
         def never(*_: Any, **__: Any) -> None:
             raise AssertionError("allocated anew")
@@ -373,7 +374,7 @@ def test_too_little_memory_harms_no_later_call(
 
 def test_what_no_piece_is_small_enough_for(backend: Any) -> None:
     limit(backend, 4096, 0)
-    with pytest.raises(DeviceError, match=r"at most 0 MiB.*MiB for (params|geometry)"):
+    with pytest.raises(DeviceError, match=r"at most 0\.0 MiB.*MiB for (params|geometry)"):
         backend.forward(scenes.make("small", batch=1, triangles=200), RASTER)
 
 
@@ -422,15 +423,15 @@ def draw(count, size):
     return dk.rasterize(params[:, :count], size, size, 0.05, device="vulkan")
 small = draw(20, 64)
 begin = time.monotonic()
-draw(4000, 400)
+draw(4000, 320)
 whole = time.monotonic() - begin
-if whole < 1:
+if whole < 0.8:
     print("too quick")
     raise SystemExit
 threading.Timer(0.2 * whole, os.kill, (os.getpid(), signal.SIGINT)).start()
 begin = time.monotonic()
 try:
-    draw(4000, 400)
+    draw(4000, 320)
     print("never came")
 except KeyboardInterrupt:
     took = time.monotonic() - begin

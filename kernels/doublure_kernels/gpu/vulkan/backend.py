@@ -498,7 +498,7 @@ def _fits(device: Device, sizes: dict[str, int]) -> None:
     for name, size in sizes.items():
         if size > largest:
             raise DeviceError(
-                f'device "vulkan": expected buffers of at most {largest / 2**20:.0f} MiB, which '
-                f"{device.adapter.name} allows, got {size / 2**20:.0f} MiB for {name}; use fewer "
+                f'device "vulkan": expected buffers of at most {largest / 2**20:.1f} MiB, which '
+                f"{device.adapter.name} allows, got {size / 2**20:.1f} MiB for {name}; use fewer "
                 'triangles or a smaller image, or device="cpu"'
             )
