@@ -198,7 +198,8 @@ def _admitted(name: str) -> Backend:
     if is_software(found) and not os.environ.get(VULKAN_DEVICE):
         text = (
             f'device "{name}": expected a GPU, got the software device {found.adapter}; '
-            f'use device="{name}" or set {VULKAN_DEVICE} to draw on it all the same'
+            f'use device="{name}", or set {VULKAN_DEVICE} before the first call (shutdown() makes '
+            "the next one the first) to draw on it all the same"
         )
         if backend is None:
             found.close()

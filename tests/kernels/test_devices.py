@@ -416,7 +416,8 @@ def test_a_software_device_is_no_gpu_unless_it_is_asked_for(
     assert closed == ["vulkan"], "what is not used is not kept open"
     assert devices.gpu_refusals()["vulkan"] == (
         'device "vulkan": expected a GPU, got the software device A vulkan card; use '
-        'device="vulkan" or set DOUBLURE_VULKAN_DEVICE to draw on it all the same'
+        'device="vulkan", or set DOUBLURE_VULKAN_DEVICE before the first call (shutdown() makes '
+        "the next one the first) to draw on it all the same"
     )
     assert policy.choose("auto", batch=64, triangles=4096, pixels=1 << 20).name == "cpu"
     assert policy.choose("vulkan", batch=1, triangles=1, pixels=1).name == "vulkan"

@@ -5,6 +5,7 @@ That it draws right is what test_parity_*.py and test_robustness.py say of every
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -194,6 +195,60 @@ def test_nothing_to_draw(backend: Any) -> None:
     np.testing.assert_allclose(losses, np.square(image - given(2)).mean((1, 2, 3)), rtol=1e-5)
     assert gradients.params.shape == (2, 0, 10)
     assert np.array_equal(backend.forward(empty, RASTER), image)
+
+
+def test_rows_of_more_tiles_than_a_call_can_name_are_drawn_in_pieces(backend: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    params = dk.random_params(1, 20, generator=generator)
+    tile = plan.tile_size(backend.device.adapter.lanes)[0]
+    width = min(65_536 * tile + 40, 1 << 20)
+    found = dk.rasterize(params, 1, width, 1e-3, device="vulkan")
+    expected = dk.rasterize(params, 1, width, 1e-3, device="cpu")
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_call_interrupted_while_buffers_grow_leaves_the_next_one_right(staged: bool) -> None:
+    """At any line of it, one after the other."""
+    from doublure_kernels.gpu.vulkan import device
+    from doublure_kernels.gpu.vulkan.backend import VulkanBackend
+
+    small, large = scenes.make("small", batch=1), scenes.make("small", batch=3, triangles=40)
+    with VulkanBackend() as opened:
+        expected = everything(opened, small) + everything(opened, large)
+    functions = {
+        one.__code__
+        for one in (
+            device.Buffers.reserve, device.Buffers._describe, device.Buffers._forget,
+            device.Buffers.staging, device.Buffers.program, device.Program.__init__,
+        )
+    }  # fmt: skip
+    at, reached = 0, True
+    while reached:
+        at += 17
+        reached, count = False, 0
+
+        def trace(frame: Any, event: str, _: Any, at: int = at) -> Any:
+            nonlocal count, reached
+            if frame.f_code not in functions:
+                return None if event == "call" else trace
+            if event == "line":
+                count += 1
+                if count == at:
+                    reached = True
+                    raise KeyboardInterrupt
+            return trace
+
+        with VulkanBackend(staged=staged) as opened:
+            everything(opened, small)
+            before = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                with contextlib.suppress(KeyboardInterrupt):
+                    opened.fused_mse(large, RASTER, given(3))
+            finally:
+                sys.settrace(before)
+            assert same(everything(opened, small) + everything(opened, large), expected), at
 
 
 # Which device.

@@ -16,10 +16,13 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def folder(kind: str) -> Path | None:
-    """`XDG_CACHE_HOME/doublure/kind`; None without a home directory. It need not exist."""
+    """`XDG_CACHE_HOME/doublure/kind`, in `~/.cache` where that is not set to an absolute path.
+
+    None without a home directory. It need not exist.
+    """
     root = os.environ.get("XDG_CACHE_HOME")
     try:
-        base = Path(root) if root else Path.home() / ".cache"
+        base = Path(root) if root and os.path.isabs(root) else Path.home() / ".cache"
     except RuntimeError:
         return None
     return base / "doublure" / kind

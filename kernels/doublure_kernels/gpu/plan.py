@@ -364,7 +364,9 @@ def regions(
         fits &= max(region.columns, region.rows, region.items) <= _MOST_GROUPS
         worst = region.tiles * settings.triangles * region.items
         single = region.items == 1 and region.tiles == 1
-        if not fits and not single and not (region.items == 1 and region.rows == 1):
+        if region.columns > _MOST_GROUPS or (
+            not fits and not single and not (region.items == 1 and region.rows == 1)
+        ):
             stack.extend(reversed(region.halves()))
         elif settings.mode == FORWARD or settings.triangles == 0:
             yield region, 0, 0

@@ -106,16 +106,16 @@ def open_instance() -> Any:
         engineVersion=1, apiVersion=vk.VK_MAKE_VERSION(1, 3, 0),
     )  # fmt: skip
     # On macOS devices of portability drivers are only listed for those who ask.
-    offered = {one.extensionName for one in vk.vkEnumerateInstanceExtensionProperties(None)}
     portability = "VK_KHR_portability_enumeration"
-    extensions = [portability] if portability in offered else []
-    info = vk.VkInstanceCreateInfo(
-        pApplicationInfo=application,
-        flags=0x00000001 if extensions else 0,
-        enabledExtensionCount=len(extensions),
-        ppEnabledExtensionNames=extensions,
-    )
     try:
+        offered = {one.extensionName for one in vk.vkEnumerateInstanceExtensionProperties(None)}
+        extensions = [portability] if portability in offered else []
+        info = vk.VkInstanceCreateInfo(
+            pApplicationInfo=application,
+            flags=0x00000001 if extensions else 0,
+            enabledExtensionCount=len(extensions),
+            ppEnabledExtensionNames=extensions,
+        )
         return vk.vkCreateInstance(info, None)
     except vk.VkErrorIncompatibleDriver as error:
         raise DeviceError(
@@ -151,14 +151,14 @@ def choose(found: Sequence[Adapter], choice: str | None = None) -> Adapter:
     Raises:
         DeviceError: There is none, none that fits, or what fits cannot run the kernels.
     """
-    asked = choice if choice is not None else os.environ.get(VULKAN_DEVICE) or None
+    asked = str(choice if choice is not None else os.environ.get(VULKAN_DEVICE) or "").strip()
     whence = "" if choice is not None else f" ({VULKAN_DEVICE})"
     if not found:
         raise DeviceError(
             'device "vulkan": expected a Vulkan device, got none; install your GPU\'s driver, or '
             "Mesa's (Debian, Ubuntu: mesa-vulkan-drivers)"
         )
-    fitting = list(found) if asked is None else [one for one in found if _fits(one, asked)]
+    fitting = [one for one in found if _fits(one, asked, len(found))] if asked else list(found)
     if not fitting:
         names = [one.name for one in found]
         near = difflib.get_close_matches(str(asked), names, n=1, cutoff=0.3)
@@ -177,9 +177,9 @@ def choose(found: Sequence[Adapter], choice: str | None = None) -> Adapter:
     return min(usable, key=lambda one: (KINDS.index(one.kind), one.index))
 
 
-def _fits(one: Adapter, asked: str) -> bool:
-    text = asked.strip().lower()
-    if text.isdigit() and len(text) < 8:
+def _fits(one: Adapter, asked: str, count: int) -> bool:
+    text = asked.lower()
+    if text.isascii() and text.isdecimal() and len(text) < 8 and int(text) < count:
         return one.index == int(text)
     if text in KINDS:
         return one.kind == text
@@ -262,7 +262,7 @@ def _adapter(index: int, device: Any) -> Adapter:
         queue=queue,
         timestamp_bits=bits,
         timestamp_ns=float(limits.timestampPeriod),
-        largest=largest & ~15,
+        largest=largest & ~255,  # as buffers are rounded up
         shareable=shareable,
         extensions=extensions,
         lacks=tuple(lacks),

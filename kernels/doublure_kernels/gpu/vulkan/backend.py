@@ -50,7 +50,7 @@ class VulkanBackend:
         self._opened: tuple[Device, Buffers] | None = None
         self._engines: list[VulkanEngine] = []
         self._shared: dict[int, Shared] = {}
-        self._no_sharing = False
+        self._no_sharing: set[int] = set()
         self._closed = False
         self.adapter: str | None = None
         with self._lock, self._worded():
@@ -108,14 +108,19 @@ class VulkanBackend:
         device too.
         """
         with self._lock:
-            if self._closed or self._no_sharing:
+            if self._closed or index in self._no_sharing:
                 return False
+            if index not in self._shared:
+                from .interop import refuse_capture
+
+                refuse_capture(index)
             try:
                 with self._worded():
                     return self._share(index) is not None
-            except DeviceError as error:
-                self._no_sharing = True
+            except RuntimeError as error:  # CUDA's too
                 _log.warning("copying CUDA tensors through the host: %s", error)
+                if not isinstance(error.__cause__, vk.VkError):  # else it may pass
+                    self._no_sharing.add(index)
                 return False
 
     # Inside.
@@ -124,6 +129,10 @@ class VulkanBackend:
         """What shares memory with a CUDA device; None where it is another one, or cannot."""
         device = self._open()[0]
         found = self._shared.get(index)
+        if found is not None and found.broken:
+            del self._shared[index]
+            found.close()
+            found = None
         if found is None:
             if not device.adapter.shareable:
                 return None
@@ -313,7 +322,10 @@ class VulkanBackend:
     def _open(self) -> tuple[Device, Buffers]:
         """The device, opened if it is not; the caller holds the lock."""
         if self._closed:
-            raise DeviceError("this VulkanBackend is closed; open another")
+            raise DeviceError(
+                "this VulkanBackend is closed, by close() or shutdown(); open another, or call "
+                "again where it was the process's own"
+            )
         if self._opened is None:
             device = Device(self._choice, staged=self._staged)
             try:
@@ -342,12 +354,14 @@ class VulkanBackend:
         if opened is None:
             return
         device, buffers = opened
+        # First, as only they know what to do where CUDA will never let Vulkan go on.
+        for one in shared.values():
+            one.close()
+        self._no_sharing.clear()
         # Of a lost device nothing succeeds, and everything still has to be destroyed.
         with contextlib.suppress(vk.VkError):
             vk.vkDeviceWaitIdle(device.handle)
         device.forget_pending()
-        for one in shared.values():
-            one.close()
         for engine in engines:
             engine.drop()
         buffers.close()

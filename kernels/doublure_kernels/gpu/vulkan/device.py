@@ -177,7 +177,7 @@ class Device:
                 "dstAccessMask": vk.VK_ACCESS_HOST_READ_BIT,
             },
         )
-        self._load_kernels()
+        self._load_kernels(staged)
 
     def _make_layouts(self) -> None:
         compute = vk.VK_SHADER_STAGE_COMPUTE_BIT
@@ -207,7 +207,7 @@ class Device:
 
     # Kernels.
 
-    def _load_kernels(self) -> None:
+    def _load_kernels(self, staged: bool) -> None:
         folder = files("doublure_kernels.gpu") / "shaders"
         code = {name: (folder / f"{name}.spv").read_bytes() for name in plan.KERNELS}
         self._modules = {}
@@ -216,7 +216,9 @@ class Device:
             self._modules[name] = vk.vkCreateShaderModule(self.handle, info, None)
             self._stack.callback(vk.vkDestroyShaderModule, self.handle, self._modules[name], None)
         adapter = self.adapter
-        digest = hashlib.sha256(repr((adapter.uuid, adapter.name, adapter.driver)).encode())
+        digest = hashlib.sha256(
+            repr((adapter.uuid, adapter.name, adapter.driver, adapter.lanes, staged)).encode()
+        )
         for words in code.values():
             digest.update(words)
         kept = cache.folder("vulkan")
@@ -367,7 +369,9 @@ class Device:
                 "pCommandBuffers": pointer,
             },
         )
-        self._pending = True  # first: Ctrl-C may come in between
+        # In this order, since Ctrl-C may come in between.
+        _check(_lib.vkResetFences(self.handle, 1, _ffi.new("VkFence[1]", [self.fence])))
+        self._pending = True
         status = _lib.vkQueueSubmit(self.queue, 1, info, self.fence)
         if status != vk.VK_SUCCESS:
             self._pending = False
@@ -382,7 +386,6 @@ class Device:
             status = _lib.vkWaitForFences(self.handle, 1, fences, 1, _WAIT_NS)
             if status != vk.VK_TIMEOUT:
                 _check(status)
-                _check(_lib.vkResetFences(self.handle, 1, fences))
                 self._pending = False
 
     def note_timed(self) -> None:
@@ -503,6 +506,7 @@ class Buffers:
         self.exported = exported
         self._settle = settle or device.settle
         self._named: dict[str, Buffer] = {}
+        self._stale: set[str] = set()  # what the set may name though it is gone
         self._staging: dict[str, Buffer] = {}
         self._programs: dict[Any, Program] = {}
         size = vk.VkDescriptorPoolSize(
@@ -551,14 +555,15 @@ class Buffers:
         """
         grow = {
             name: size
-            for name, size in needs.items()
-            if name not in self._named or self._named[name].size < size
+            for name, size in {**dict.fromkeys(self._stale, _LEAST), **needs}.items()
+            if name in self._stale or name not in self._named or self._named[name].size < size
         }
         if not grow:
             return False
         self._forget()
         limit = self.device.adapter.largest
         for name, size in grow.items():
+            self._stale.add(name)  # until the set names the new one: Ctrl-C may come any time
             old = self._named.pop(name, None)
             before = 0 if old is None else old.size
             if old is not None:
@@ -597,6 +602,7 @@ class Buffers:
             for name, info in zip(names, infos, strict=True)
         ]  # fmt: skip
         vk.vkUpdateDescriptorSets(self.device.handle, len(writes), writes, 0, None)
+        self._stale.difference_update(names)
 
     def staging(self, kind: str, size: int) -> Buffer:
         """Memory to copy through, `up` or `down`."""
@@ -643,9 +649,9 @@ class Buffers:
 
     def _forget(self) -> None:
         self._settle()
-        for program in self._programs.values():
+        programs, self._programs = self._programs, {}  # first, so that none is found closed
+        for program in programs.values():
             program.close()
-        self._programs.clear()
 
 
 class Program:
@@ -728,4 +734,4 @@ def _rounded(size: int) -> int:
 
 def _check(status: int) -> None:
     if status != vk.VK_SUCCESS:
-        raise vk.exception_codes[status]
+        raise vk.exception_codes.get(status, vk.VkErrorUnknown)

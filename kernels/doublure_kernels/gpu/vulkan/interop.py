@@ -23,7 +23,7 @@ from ...errors import DeviceError
 from .. import plan
 from .device import Buffer, Buffers, Device, Program
 
-__all__ = ["Shared", "uuid_of"]
+__all__ = ["Shared", "refuse_capture", "uuid_of"]
 
 _ffi, _lib = vk.ffi, vk.lib
 _WAIT_NS = 200_000_000
@@ -34,6 +34,20 @@ def uuid_of(index: int) -> str:
     """Of a CUDA device, as Vulkan's adapters have it; empty where torch does not know."""
     found = getattr(torch.cuda.get_device_properties(index), "uuid", "")
     return str(found).lower().removeprefix("gpu-").replace("-", "")
+
+
+def refuse_capture(index: int) -> None:
+    """Raise where torch's current stream records a CUDA graph, which Vulkan cannot be part of.
+
+    Raises:
+        DeviceError: It does.
+    """
+    with torch.cuda.device(index):
+        if torch.cuda.is_current_stream_capturing():
+            raise DeviceError(
+                'device "vulkan": expected a stream that records no CUDA graph, got one that '
+                'does; draw with device="cuda" there'
+            )
 
 
 class Shared:
@@ -57,7 +71,7 @@ class Shared:
         self.device, self._index = device, index
         self._where = torch.device("cuda", index)
         self._imported: dict[str, tuple[Buffer, Any, Any, Tensor]] = {}
-        self._closed = False
+        self._closed = self.broken = False
         self._last = 0  # of the timeline, once all that was submitted is done
         self._free: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._stack = contextlib.ExitStack()
@@ -79,13 +93,15 @@ class Shared:
             self._release(tuple(self._imported))
         with contextlib.suppress(vk.VkError):
             self.buffers.close()
-        self._stack.close()
+        with contextlib.suppress(RuntimeError), torch.cuda.device(self._index):
+            self._stack.close()
 
     def settle(self) -> None:
         """Wait until neither side uses the buffers."""
         if self._closed:
             return
         self.device.settle()
+        stream = torch.cuda.current_stream(self._index)
         semaphores = _ffi.new("VkSemaphore[1]", [self._semaphore])
         values = _ffi.new("uint64_t[1]", [self._last])
         info = _ffi.new(
@@ -99,7 +115,12 @@ class Shared:
         )
         while (status := _lib.vkWaitSemaphores(self.device.handle, info, _WAIT_NS)) != 0:
             if status != vk.VK_TIMEOUT:
-                raise vk.exception_codes[status]
+                raise vk.exception_codes.get(status, vk.VkErrorUnknown)
+            try:
+                stream.query()
+            except RuntimeError:
+                self._let_go()
+                raise
         self._free.synchronize()
 
     def measure(
@@ -166,32 +187,45 @@ class Shared:
         with torch.cuda.device(self._index):
             stream = torch.cuda.current_stream()
             stream.query()  # makes the context this thread's, where it has done nothing yet
-            stream.wait_event(self._free)  # another stream may still copy out
-            for name, tensor in inputs.items():
-                self._view(name, tensor.shape).copy_(tensor)
-            begin, end = self._last + 1, self._last + 2
-            self._signal(begin, stream.cuda_stream)
-            self._last = begin
-            self._submit(program.commands, begin, end)
-            self._last = end
-            self._wait(end, stream.cuda_stream)
             try:
+                stream.wait_event(self._free)  # another stream may still copy out
+                for name, tensor in inputs.items():
+                    self._view(name, tensor.shape).copy_(tensor)
+                begin, end = self._last + 1, self._last + 2
+                self._signal(begin, stream.cuda_stream)
+                self._last = begin
+                self._submit(program.commands, begin, end)
+                self._last = end
+                self._wait(end, stream.cuda_stream)
                 yield
-            finally:
                 self._free.record(stream)
+            except BaseException:  # who knows what was asked for: the next call makes another
+                self.broken = True
+                raise
 
     def _prepare(self, needs: Mapping[str, int]) -> None:
         """Make buffers large enough; those that grow are unmapped first."""
-        if torch.cuda.is_current_stream_capturing():
-            raise DeviceError(
-                'device "vulkan": expected a stream that records no CUDA graph, got one that '
-                'does; draw with device="cuda" there'
-            )
+        refuse_capture(self._index)
         grow = tuple(name for name, size in needs.items() if self.buffers[name].size < size)
         if grow:
             self.settle()
             self._release(grow)
             self.buffers.reserve(needs)
+
+    def _let_go(self) -> None:
+        """Signal for a CUDA that failed, so that Vulkan ends and can be closed."""
+        reached = _ffi.new("uint64_t *")
+        _lib.vkGetSemaphoreCounterValue(self.device.handle, self._semaphore, reached)
+        if reached[0] < self._last - 1:
+            info = _ffi.new(
+                "VkSemaphoreSignalInfo *",
+                {
+                    "sType": vk.VK_STRUCTURE_TYPE_SEMAPHORE_SIGNAL_INFO,
+                    "semaphore": self._semaphore,
+                    "value": self._last - 1,
+                },
+            )
+            _lib.vkSignalSemaphore(self.device.handle, info)
 
     def _make_timeline(self) -> None:
         kind = vk.VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT
@@ -244,12 +278,17 @@ class Shared:
         memory = self._imported_by("cuImportExternalMemory", described, fd)
         mapping = driver.CUDA_EXTERNAL_MEMORY_BUFFER_DESC()
         mapping.size = buffer.size
+        address: Any = None
         try:
             address = self._called("cuExternalMemoryGetMappedBuffer", memory, mapping)
-        except DeviceError:
+            with torch.inference_mode(False):  # it is written to outside of that mode too
+                mapped = _Mapped(int(address), buffer.size // 4)
+                view = torch.as_tensor(mapped, device=self._where)
+        except BaseException:
+            if address is not None:
+                driver.cuMemFree(address)
             driver.cuDestroyExternalMemory(memory)
             raise
-        view = torch.as_tensor(_Mapped(int(address), buffer.size // 4), device=self._where)
         return memory, address, view
 
     def _imported_by(self, function: str, described: Any, fd: int) -> Any:
@@ -306,7 +345,7 @@ class Shared:
         )
         status = _lib.vkQueueSubmit(self.device.queue, 1, info, _ffi.NULL)
         if status != vk.VK_SUCCESS:
-            raise vk.exception_codes[status]
+            raise vk.exception_codes.get(status, vk.VkErrorUnknown)
         self.device.note_timed()
 
 
