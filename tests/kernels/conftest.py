@@ -64,7 +64,7 @@ SUBJECTS = {
     "cpu-float64": Subject(lambda: CpuBackend(2), np.float64, 1e-10, 1e-8),
 }
 if vulkan_is_there():
-    SUBJECTS["vulkan-float32"] = Subject(open_vulkan, np.float32, 1e-6, 1e-5, 3e-4)
+    SUBJECTS["vulkan-float32"] = Subject(open_vulkan, np.float32, 1e-6, 1e-5, 2e-4)
 if torch.cuda.is_available():
     SUBJECTS["cuda-float32"] = Subject(open_cuda, np.float32, 1e-6, 1e-5, 3e-4)
 

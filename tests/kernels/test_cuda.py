@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from doublure_kernels.errors import DeviceError, DtypeError
-from doublure_kernels.fit import Fit, FitSettings
 from doublure_kernels.gpu import plan
 from doublure_kernels.scene import Raster, Scene
 
 from . import scenes
+from .on_devices import check_fit, in_threads
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 
@@ -83,11 +82,7 @@ def test_the_same_bits_on_any_stream_and_in_any_thread(backend: Any) -> None:
         stream.synchronize()
         wrong.extend(i for i, one in enumerate(found) if not same(one, expected))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
 
 
@@ -201,24 +196,4 @@ def test_a_process_ends_cleanly_without_closing() -> None:
 
 @pytest.mark.parametrize("coarse", [0.0, 1.0])
 def test_a_fit_on_the_device_is_as_good_as_on_the_host(coarse: float) -> None:
-    y, x = np.mgrid[0:40, 0:56]
-    inside = (x / 56 - 0.4) ** 2 + (y / 40 - 0.5) ** 2 < 0.07
-    ramp = np.stack([x / 56, 0.3 + 0 * x, y / 40], axis=2) * 0.5
-    picture = np.where(inside[..., None], [0.9, 0.8, 0.1], ramp).astype(np.float32)
-    settings = FitSettings(triangles=8, iterations=80, seed=3, coarse=coarse)
-    with (
-        Fit(picture, settings, device="cpu") as host,
-        Fit(picture, settings, device="cuda") as fit,
-        Fit(picture, settings, device="cuda") as part,
-    ):
-        host.step(80)
-        fit.step(80)
-        assert fit.device == "cuda"
-        assert fit.stopped == "completed"
-        np.testing.assert_allclose(fit.state.losses[:20], host.state.losses[:20], rtol=1e-3)
-        assert fit.best_loss == pytest.approx(host.best_loss, rel=0.1)
-        part.step(33)
-        with Fit(picture, settings, device="cuda", state=part.state) as again:
-            again.step(80)
-            assert again.state.losses == fit.state.losses
-            assert np.array_equal(again.state.best, fit.state.best)
+    check_fit("cuda", coarse)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,9 +14,9 @@ import pytest
 import torch
 from doublure_kernels import devices
 from doublure_kernels.errors import DeviceError
-from doublure_kernels.gpu import plan
 
 from .conftest import vulkan_is_there
+from .on_devices import in_threads
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
@@ -83,7 +82,6 @@ def test_a_batch_drawn_in_pieces_is_the_same(
     whole = fused(params, targets)
     image = dk.rasterize(params, 70, 70, 0.01, device="vulkan")
     device = devices.default("vulkan").device  # type: ignore[attr-defined]
-    monkeypatch.setattr(plan, "whole", lambda *_: None)
     monkeypatch.setattr(device, "adapter", replace(device.adapter, largest=largest))
     monkeypatch.setattr(device, "scratch", scratch)
     pieces = fused(params, targets)
@@ -115,11 +113,7 @@ def test_the_same_bits_on_any_stream_and_in_any_thread() -> None:
         stream.synchronize()
         wrong.extend(i for i, one in enumerate(found) if not same(one, expected))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
 
 

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +22,12 @@ import pytest
 import torch
 from doublure_kernels.devices import VULKAN_DEVICE
 from doublure_kernels.errors import DeviceError, DtypeError
-from doublure_kernels.fit import Fit, FitSettings
 from doublure_kernels.gpu import cache, plan, selftest
 from doublure_kernels.scene import Raster, Scene
 
 from . import scenes
 from .conftest import vulkan_is_there
+from .on_devices import check_fit, in_threads
 
 pytestmark = [
     pytest.mark.gpu,
@@ -86,7 +85,6 @@ def test_a_batch_drawn_in_pieces_is_the_same(
 ) -> None:
     scene = scenes.make(kind, batch=3)
     whole = everything(backend, scene)
-    monkeypatch.setattr(plan, "whole", lambda *_: None)
     limit(backend, largest, scratch)
     regions: list[plan.Region] = []
     draw = backend._region
@@ -139,11 +137,7 @@ def test_the_same_bits_from_run_to_run_and_from_threads(backend: Any) -> None:
     def work() -> None:
         wrong.extend(i for i in range(10) if not same(everything(backend, scene), expected))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
 
 
@@ -619,27 +613,7 @@ def test_a_cache_tells_what_is_damaged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("coarse", [0.0, 1.0])
 def test_a_fit_on_the_device_is_as_good_as_on_the_host(coarse: float) -> None:
-    y, x = np.mgrid[0:40, 0:56]
-    inside = (x / 56 - 0.4) ** 2 + (y / 40 - 0.5) ** 2 < 0.07
-    ramp = np.stack([x / 56, 0.3 + 0 * x, y / 40], axis=2) * 0.5
-    picture = np.where(inside[..., None], [0.9, 0.8, 0.1], ramp).astype(np.float32)
-    settings = FitSettings(triangles=8, iterations=80, seed=3, coarse=coarse)
-    with (
-        Fit(picture, settings, device="cpu") as host,
-        Fit(picture, settings, device="vulkan") as fit,
-        Fit(picture, settings, device="vulkan") as part,
-    ):
-        host.step(80)
-        fit.step(80)
-        assert fit.device == "vulkan"
-        assert fit.stopped == "completed"
-        np.testing.assert_allclose(fit.state.losses[:20], host.state.losses[:20], rtol=1e-3)
-        assert fit.best_loss == pytest.approx(host.best_loss, rel=0.1)
-        part.step(33)
-        with Fit(picture, settings, device="vulkan", state=part.state) as again:
-            again.step(80)
-            assert again.state.losses == fit.state.losses
-            assert np.array_equal(again.state.best, fit.state.best)
+    check_fit("vulkan", coarse)
 
 
 def test_torch_tensors_by_name() -> None:

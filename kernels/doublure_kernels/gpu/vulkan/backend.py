@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,10 +79,8 @@ class VulkanBackend:
 
     def forward(self, scene: Scene, raster: Raster) -> Any:
         """See `Backend.forward`."""
-        if not isinstance(scene.params, np.ndarray):
-            return self._forward_shared(scene, raster)
         shape = (len(scene.params), raster.height, raster.width, raster.channels)
-        images: Array = np.empty(shape, np.float32)
+        images = _zeros(scene.params, shape)
         self._draw(scene, raster, plan.FORWARD, None, {"images": images})
         return images
 
@@ -146,67 +144,37 @@ class VulkanBackend:
     def _differentiate(
         self, scene: Scene, raster: Raster, mode: int, given: Any
     ) -> tuple[Any, Gradients]:
-        if not isinstance(scene.params, np.ndarray):
-            return self._differentiate_shared(scene, raster, mode, given)
-        batch, triangles = scene.params.shape[:2]
+        params = scene.params
+        batch, triangles = params.shape[:2]
         outputs = {
-            "grads": np.zeros((batch, triangles, PARAMS), np.float32),
-            "grad_sigma": np.zeros((batch, triangles), np.float32),
-            "grad_background": np.zeros((batch, 3), np.float32),
-            "losses": np.zeros(batch, np.float32),
+            "grads": _zeros(params, (batch, triangles, PARAMS)),
+            "grad_sigma": _zeros(params, (batch, triangles)),
+            "grad_background": _zeros(params, (batch, 3)),
+            "losses": _zeros(params, (batch,)),
         }
         self._draw(scene, raster, mode, given, outputs)
         losses = outputs.pop("losses")
         return losses, Gradients(*outputs.values())
 
     def _draw(
-        self, scene: Scene, raster: Raster, mode: int, given: Any, outputs: dict[str, Array]
+        self, scene: Scene, raster: Raster, mode: int, given: Any, outputs: dict[str, Any]
     ) -> None:
         """All of a call, in as many regions as it takes."""
+        if not isinstance(scene.params, np.ndarray):
+            self._draw_shared(scene, raster, mode, given, outputs)
+            return
         _check_dtype(scene.params.dtype, "float32")
         settings, inputs = _settings(scene, raster, mode)
         if given is not None:
             inputs["given"] = np.asarray(given, np.float32)
-        if settings.items == 0:
-            return
         with self._lock, self._worded():
             device, buffers = self._open()
-            lanes, largest = device.adapter.lanes, device.adapter.largest
-            whole = plan.whole(settings, lanes, largest, device.scratch)
-            if whole is not None:
-                region, slots, total = whole
-                self._region(device, buffers, settings, region, slots, total, inputs, outputs)
-                return
 
             def measure(region: plan.Region) -> int:
                 return self._measure(device, buffers, settings, region, inputs)
 
-            for region, slots, total in plan.regions(
-                settings, lanes, largest=largest, scratch=device.scratch, measure=measure
-            ):
+            for region, slots, total in _regions(device, settings, measure):
                 self._region(device, buffers, settings, region, slots, total, inputs, outputs)
-
-    def _forward_shared(self, scene: Scene, raster: Raster) -> Any:
-        params = scene.params
-        shape = (params.shape[0], raster.height, raster.width, raster.channels)
-        images = params.new_empty(shape)
-        self._draw_shared(scene, raster, plan.FORWARD, None, {"images": images})
-        return images
-
-    def _differentiate_shared(
-        self, scene: Scene, raster: Raster, mode: int, given: Any
-    ) -> tuple[Any, Gradients]:
-        params = scene.params
-        batch, triangles = params.shape[:2]
-        outputs = {
-            "grads": params.new_zeros((batch, triangles, PARAMS)),
-            "grad_sigma": params.new_zeros((batch, triangles)),
-            "grad_background": params.new_zeros((batch, 3)),
-            "losses": params.new_zeros(batch),
-        }
-        self._draw_shared(scene, raster, mode, given, outputs)
-        losses = outputs.pop("losses")
-        return losses, Gradients(*outputs.values())
 
     def _draw_shared(
         self, scene: Scene, raster: Raster, mode: int, given: Any, outputs: dict[str, Any]
@@ -215,8 +183,6 @@ class VulkanBackend:
         params = scene.params
         _check_dtype(params.dtype, "torch.float32")
         settings = plan.Settings(params.shape[0], params.shape[1], raster, mode)
-        if settings.items == 0:
-            return
         inputs = {
             "params": params,
             "sigma": scene.sigma,
@@ -233,28 +199,16 @@ class VulkanBackend:
                     f"some on {params.device}; move them"
                 )
             device = shared.device
-            lanes, largest = device.adapter.lanes, device.adapter.largest
-            whole = plan.whole(settings, lanes, largest, device.scratch)
-            if whole is not None:
-                shared.draw(settings, *whole, inputs, outputs)
-                return
-
-            def parts(tensors: dict[str, Any], region: plan.Region) -> dict[str, Any]:
-                return {
-                    name: _sliced(name, tensor, region, lanes, settings)
-                    for name, tensor in tensors.items()
-                }
 
             def measure(region: plan.Region) -> int:
-                _fits(device, plan.sizes(settings, region, 0, lanes))
-                return shared.measure(settings, region, parts(inputs, region))
+                _fits(device, plan.sizes(settings, region, 0, device.adapter.lanes))
+                return shared.measure(settings, region, _part(inputs, region, device, settings))
 
-            for region, slots, total in plan.regions(
-                settings, lanes, largest=largest, scratch=device.scratch, measure=measure
-            ):
-                _fits(device, plan.sizes(settings, region, total, lanes))
-                some = parts(inputs, region), parts(outputs, region)
-                shared.draw(settings, region, slots, total, *some)
+            for region, slots, total in _regions(device, settings, measure):
+                _fits(device, plan.sizes(settings, region, total, device.adapter.lanes))
+                before = _part(inputs, region, device, settings)
+                after = _part(outputs, region, device, settings)
+                shared.draw(settings, region, slots, total, before, after)
 
     def _measure(
         self,
@@ -268,11 +222,14 @@ class VulkanBackend:
         sizes = plan.sizes(settings, region, 0, lanes)
         _fits(device, sizes)
         buffers.reserve(sizes)
-        up = {name: _sliced(name, inputs[name], region, lanes, settings) for name in inputs}
+        up = _part(inputs, region, device, settings)
         up.pop("given", None)
-        steps = plan.measure_steps(settings, region, lanes)
-        bytes_up = {name: values.size * 4 for name, values in up.items()}
-        program = buffers.program((settings, region, "measure"), steps, bytes_up, {"totals": 8})
+        program = buffers.program(
+            (settings, region, "measure"),
+            lambda: plan.measure_steps(settings, region, lanes),
+            {name: values.size * 4 for name, values in up.items()},
+            {"totals": 8},
+        )
         for name, values in up.items():
             program.put(name, values)
         program.run()
@@ -297,22 +254,18 @@ class VulkanBackend:
         lanes = device.adapter.lanes
         sizes = plan.sizes(settings, region, total, lanes)
         _fits(device, sizes)
-        up = {name: _sliced(name, inputs[name], region, lanes, settings) for name in inputs}
-        down = {name: _sliced(name, outputs[name], region, lanes, settings) for name in outputs}
+        up = _part(inputs, region, device, settings)
+        down = _part(outputs, region, device, settings)
         add = region.x > 0 or region.y > 0
         if add:  # gradients so far are what this one's are added to
             up |= {name: down[name] for name in down if name != "images"}
-        key = (settings, region, slots, add)
         buffers.reserve(sizes)
-        program = buffers.known(key)
-        if program is None:
-            steps = plan.draw_steps(settings, region, slots, lanes, add)
-            program = buffers.program(
-                key,
-                steps,
-                {name: values.size * 4 for name, values in up.items()},
-                {name: values.size * 4 for name, values in down.items()},
-            )
+        program = buffers.program(
+            (settings, region, slots, add),
+            lambda: plan.draw_steps(settings, region, slots, lanes, add),
+            {name: values.size * 4 for name, values in up.items()},
+            {name: values.size * 4 for name, values in down.items()},
+        )
         for name, values in up.items():
             program.put(name, values)
         program.run()
@@ -412,14 +365,16 @@ class VulkanEngine:
         """See `Engine.write`."""
         flat = np.ascontiguousarray(values, np.float32).ravel()
         with self._backend._lock, self._backend._worded():
-            program = self._alive().program(("write", name, flat.size), (), {name: flat.nbytes}, {})
+            program = self._alive().program(
+                ("write", name, flat.size), tuple, {name: flat.nbytes}, {}
+            )
             program.put(name, flat)
             program.run()
 
     def read(self, name: str, count: int) -> Any:
         """See `Engine.read`."""
         with self._backend._lock, self._backend._worded():
-            program = self._alive().program(("read", name, count), (), {}, {name: 4 * count})
+            program = self._alive().program(("read", name, count), tuple, {}, {name: 4 * count})
             program.run()
             return program.get(name, (count,))
 
@@ -494,16 +449,32 @@ def _check_dtype(dtype: Any, wanted: str) -> None:
         )
 
 
-def _sliced(
-    name: str, values: Any, region: plan.Region, lanes: int, settings: plan.Settings
-) -> Any:
-    """The part of an array or a tensor that a region needs."""
-    part = values[region.item : region.item + region.items]
-    if name not in ("given", "images"):
-        return part
-    height = plan.tile_size(lanes)[1]
+def _zeros(like: Any, shape: tuple[int, ...]) -> Any:
+    """Float32 where `like` is: NumPy's, or torch's on its device."""
+    return np.zeros(shape, np.float32) if isinstance(like, np.ndarray) else like.new_zeros(shape)
+
+
+def _regions(
+    device: Device, settings: plan.Settings, measure: Callable[[plan.Region], int]
+) -> Iterator[tuple[plan.Region, int, int]]:
+    adapter = device.adapter
+    return plan.regions(
+        settings, adapter.lanes, largest=adapter.largest, scratch=device.scratch, measure=measure
+    )
+
+
+def _part(
+    arrays: dict[str, Any], region: plan.Region, device: Device, settings: plan.Settings
+) -> dict[str, Any]:
+    """Of arrays or tensors, what a region needs."""
+    height = plan.tile_size(device.adapter.lanes)[1]
     first = region.first_row(height)
-    return part[:, first : first + region.pixel_rows(height, settings.raster.height)]
+    items = slice(region.item, region.item + region.items)
+    rows = slice(first, first + region.pixel_rows(height, settings.raster.height))
+    return {
+        name: values[items, rows] if name in ("given", "images") else values[items]
+        for name, values in arrays.items()
+    }
 
 
 def _fits(device: Device, sizes: dict[str, int]) -> None:

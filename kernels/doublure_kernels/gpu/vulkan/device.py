@@ -619,7 +619,7 @@ class Buffers:
     def program(
         self,
         key: Any,
-        steps: Sequence[plan.Dispatch],
+        steps: Callable[[], Sequence[plan.Dispatch]],
         up: Mapping[str, int],
         down: Mapping[str, int],
     ) -> Program:
@@ -627,7 +627,7 @@ class Buffers:
 
         Args:
             key: Equal only for equal programs.
-            steps: The kernels; buffers were reserved for them.
+            steps: Makes the kernels, where they were not recorded; buffers were reserved for them.
             up: Bytes by buffer that the host writes.
             down: Bytes by buffer that it reads.
         """
@@ -636,16 +636,12 @@ class Buffers:
             if not self.device.direct:  # may make all programs void, so before this one
                 self.staging("up", _span(up))
                 self.staging("down", _span(down))
-            found = Program(self, steps, up, down)
+            found = Program(self, steps(), up, down)
             if len(self._programs) >= _PROGRAMS:
                 self._settle()
                 self._programs.pop(next(iter(self._programs))).close()
             self._programs[key] = found
         return found
-
-    def known(self, key: Any) -> Program | None:
-        """A program that was recorded and still holds."""
-        return self._programs.get(key)
 
     def _forget(self) -> None:
         self._settle()

@@ -135,11 +135,12 @@ class Shared:
         """
         lanes = self.device.adapter.lanes
         self._prepare(plan.sizes(settings, region, 0, lanes))
-        key = (settings, region, "measure")
-        program = self.buffers.known(key)
-        if program is None:
-            steps = plan.measure_steps(settings, region, lanes)
-            program = self.buffers.program(key, steps, {}, {})
+        program = self.buffers.program(
+            (settings, region, "measure"),
+            lambda: plan.measure_steps(settings, region, lanes),
+            {},
+            {},
+        )
         first = {name: tensor for name, tensor in inputs.items() if name != "given"}
         with self._running(program, first):
             low, high = self._view("totals", (2,)).view(torch.int32).tolist()
@@ -167,11 +168,12 @@ class Shared:
         lanes = self.device.adapter.lanes
         self._prepare(plan.sizes(settings, region, total, lanes))
         add = region.x > 0 or region.y > 0
-        key = (settings, region, slots, add)
-        program = self.buffers.known(key)
-        if program is None:
-            steps = plan.draw_steps(settings, region, slots, lanes, add)
-            program = self.buffers.program(key, steps, {}, {})
+        program = self.buffers.program(
+            (settings, region, slots, add),
+            lambda: plan.draw_steps(settings, region, slots, lanes, add),
+            {},
+            {},
+        )
         before = {**inputs}
         if add:
             before |= {name: tensor for name, tensor in outputs.items() if name != "images"}
